@@ -1,0 +1,175 @@
+# ringtron. `make help` lists the targets, `make info` says what was found on this machine.
+#
+# Knobs: DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  NP=ranks  ARGS="options of the lesson"  CXX=g++|clang++
+#        CUDA_HOME=toolkit  SM=90  DEPS=folder of the header-only libraries, on a machine that installs nothing
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory -j$(shell nproc)
+
+ifeq ($(origin CXX),default)
+CXX := g++
+endif
+DEVICE ?= auto
+PRECISION ?= fp32
+ARGS ?=
+DEPS ?=
+
+# ---- what is here --------------------------------------------------------------------------------------------
+# The one list of Debian packages: package, and the header or program that shows it is installed.
+PACKAGES := mpich:mpiexec libmpich-dev:mpi.h libopenblas-dev:cblas.h doctest-dev:doctest/doctest.h \
+            nlohmann-json3-dev:nlohmann/json.hpp libcli11-dev:CLI/CLI.hpp
+# Without these two there is still a way: ranks as threads.
+OPTIONAL := mpich libmpich-dev
+
+DEPS_FLAGS := $(if $(DEPS),-isystem $(abspath $(DEPS)))
+MPI_INCLUDE := $(firstword $(wildcard /usr/include/x86_64-linux-gnu/mpich /usr/include/aarch64-linux-gnu/mpich))
+MISSING := $(strip $(shell scripts/missing.sh "$(CXX) $(DEPS_FLAGS) $(MPI_INCLUDE:%=-I%)" $(PACKAGES)))
+
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)))
+NVCC := $(wildcard $(CUDA_HOME)/bin/nvcc)
+GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+ifeq ($(DEVICE),auto)
+override DEVICE := $(if $(and $(NVCC),$(filter-out 0,$(GPUS))),cuda,cpu)
+endif
+SM ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -1 | tr -d .),90)
+# NCCL: a system package, the toolkit's folder, or the wheel that PyTorch brings.
+NCCL_HEADER := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h) \
+  $(wildcard $(shell python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)/include/nccl.h))
+NCCL_HOME := $(patsubst %/include/nccl.h,%,$(NCCL_HEADER))
+HAVE_MPI := $(if $(filter mpich libmpich-dev,$(MISSING)),,yes)
+
+ifeq ($(filter $(DEVICE),cpu cuda),)
+$(error DEVICE=$(DEVICE) is not one of auto, cpu, cuda)
+endif
+ifeq ($(filter $(PRECISION),fp32 bf16),)
+$(error PRECISION=$(PRECISION) is not one of fp32, bf16)
+endif
+NEEDED := $(filter-out $(OPTIONAL) $(if $(filter cuda,$(DEVICE)),libopenblas-dev),$(MISSING))
+
+# ---- flags ---------------------------------------------------------------------------------------------------
+OUT := build/$(DEVICE)-$(PRECISION)-$(notdir $(CXX))$(VARIANT)
+# Never -ffast-math: NaN must stay NaN. -fopenmp-simd gives sums independent lanes, where the code says so.
+OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp-simd
+CXXFLAGS := -std=c++20 $(OPTIMIZE) -g1 -Wall -Wextra -MMD -MP $(DEPS_FLAGS) $(EXTRA)
+LDLIBS := -lpthread
+ifeq ($(PRECISION),bf16)
+CXXFLAGS += -DPRECISION_BF16
+endif
+ifeq ($(HAVE_MPI),yes)
+CXXFLAGS += -DHAVE_MPI $(MPI_INCLUDE:%=-isystem %)
+LDLIBS += -lmpich
+endif
+ifeq ($(DEVICE),cuda)
+CXXFLAGS += -DRINGTRON_CUDA -isystem $(CUDA_HOME)/include $(NCCL_HOME:%=-isystem %/include)
+LDLIBS += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcudart
+NVCCFLAGS := -std=c++20 -O3 -arch=sm_$(SM) -ccbin $(CXX) -Xcompiler -Wall,-Wextra -lineinfo \
+             $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) -DRINGTRON_CUDA
+else
+CXXFLAGS += -Isrc/sim/include
+LDLIBS += -lopenblas
+endif
+
+SOURCES := $(wildcard src/*.cpp) $(if $(filter cpu,$(DEVICE)),$(wildcard src/sim/*.cpp))
+KERNELS := $(wildcard kernels/*.cu)
+LIBRARY := $(SOURCES:%.cpp=$(OUT)/%.o) $(KERNELS:%.cu=$(OUT)/%.o)
+LESSONS := $(sort $(wildcard lessons/[0-9][0-9]_*.cpp))
+STAGES := $(foreach l,$(LESSONS),$(shell basename $(l) .cpp | cut -c4-))
+TESTS := $(filter-out tests/test_sim% $(if $(filter cuda,$(DEVICE)),tests/test_lessons.cpp),$(wildcard tests/test_*.cpp)) \
+         $(if $(filter cpu,$(DEVICE)),$(wildcard tests/test_sim*.cpp))
+
+# ---- targets -------------------------------------------------------------------------------------------------
+.PHONY: help info setup all run test bench corpus notes notes-check gpu-check clean FORCE
+
+help:            ## this list
+	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
+	@echo "  run-<stage>    one stage: $(STAGES)"
+
+info:            ## what was found on this machine
+	@echo "compiler   $$($(CXX) --version | head -1)"
+	@echo "nvcc       $(or $(NVCC),not found)"
+	@echo "GPUs       $(or $(GPUS),0)$(if $(filter cuda,$(DEVICE)),$(comma) building for sm_$(SM))"
+	@echo "NCCL       $(or $(NCCL_HEADER),not found)"
+	@echo "MPI        $(if $(HAVE_MPI),mpich: $(shell command -v mpiexec),not found: ranks will be threads)"
+	@echo "BLAS       $(if $(filter cuda,$(DEVICE)),cuBLAS,$(if $(filter libopenblas-dev,$(MISSING)),not found,OpenBLAS))"
+	@echo "building   DEVICE=$(DEVICE) PRECISION=$(PRECISION) into $(OUT)"
+
+setup:           ## install the missing Debian packages
+	@scripts/setup.sh "$(MISSING)" "$(NEEDED)"
+
+# With packages missing, every other target first installs them and then starts over, so that one command does it.
+ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
+all run test bench gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
+else
+
+all: $(LESSONS:lessons/%.cpp=$(OUT)/%)  ## build every lesson
+
+run: info all    ## run every stage, then print one table
+	@scripts/run_all.sh $(OUT) "$(LESSONS)" $(ARGS)
+
+$(STAGES:%=run-%): run-%: FORCE
+	@$(MAKE) $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS))))
+	$(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS)))) $(ARGS)
+
+test: info $(OUT)/test_all $(if $(filter cpu,$(DEVICE)),all)  ## build and run all tests; ends in "N passed, N failed"
+	@scripts/test.sh $(OUT) $(ARGS)
+
+bench: $(OUT)/bench  ## speed: one line a figure, bench<TAB>name<TAB>value<TAB>unit<TAB>goal
+	@OPENBLAS_NUM_THREADS=1 $(OUT)/bench $(ARGS)
+
+corpus:          ## make lessons/corpus.txt anew from README and notes (it is frozen: printed losses depend on it)
+	@scripts/corpus.sh > lessons/corpus.txt.tmp && mv lessons/corpus.txt.tmp lessons/corpus.txt
+	@wc -c lessons/corpus.txt
+
+notes: all $(OUT)/notes_check        ## run the commands in the notes and write what they print
+	@$(OUT)/notes_check --write
+
+notes-check: all $(OUT)/notes_check  ## run the commands in the notes and compare with what is written
+	@$(OUT)/notes_check
+
+gpu-check:       ## on a machine with a GPU: build, test, compare with the reference, measure (4 minutes)
+	@DEPS="$(DEPS)" CUDA_HOME="$(CUDA_HOME)" scripts/gpu_check.sh
+endif
+
+clean:           ## remove what was built
+	rm -rf build out
+
+# ---- rules ---------------------------------------------------------------------------------------------------
+.SECONDARY:
+$(OUT)/%.o: %.cpp
+	@mkdir -p $(@D)
+	@echo "  $(notdir $(CXX))  $<"
+	@$(CXX) $(CXXFLAGS) -c $< -o $@
+
+ifeq ($(DEVICE),cuda)
+$(OUT)/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  nvcc  $<"
+	@$(NVCC) $(NVCCFLAGS) -MMD -MF $(@:.o=.d) -c $< -o $@
+else
+$(OUT)/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  $(notdir $(CXX))  $<"
+	@$(CXX) $(CXXFLAGS) -x c++ -c $< -o $@
+endif
+
+$(OUT)/libringtron.a: $(LIBRARY)
+	@rm -f $@ && ar rcs $@ $^
+
+$(LESSONS:lessons/%.cpp=$(OUT)/%): $(OUT)/%: $(OUT)/lessons/%.o $(OUT)/libringtron.a
+	@$(CXX) $< $(OUT)/libringtron.a -o $@ $(LDLIBS) $(EXTRA)
+
+$(OUT)/test_all: $(TESTS:%.cpp=$(OUT)/%.o) $(OUT)/libringtron.a
+	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
+
+$(OUT)/bench $(OUT)/notes_check: $(OUT)/%: $(OUT)/tests/%.o $(OUT)/libringtron.a
+	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
+
+# The one file that also includes NVIDIA's headers, to hold our declarations against them.
+$(OUT)/tests/test_sim_contract.o: CXXFLAGS := $(CUDA_HOME:%=-I%/include) $(CXXFLAGS)
+$(OUT)/tests/test_%.o: CXXFLAGS += -O1
+
+comma := ,
+-include $(shell find $(OUT) -name '*.d' 2>/dev/null)

@@ -1,0 +1,20 @@
+#!/bin/bash
+# run_all.sh OUT "LESSONS" [ARGS]: runs every stage and prints one table. Fails if any stage failed.
+set -u
+out=$1 lessons=$2
+shift 2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+for lesson in $lessons; do
+  name=$(basename "$lesson" .cpp)
+  echo
+  "$out/$name" "$@" | tee "$log.one"
+  [ "${PIPESTATUS[0]}" = 0 ] && grep -q "^summary.*proved" "$log.one" || failed=$((failed + 1))
+  grep "^summary" "$log.one" >> "$log" || printf 'summary\t%s\tFAILED\t-\t-\t-\t-\n' "${name:3}" >> "$log"
+  rm -f "$log.one"
+done
+echo
+awk -F'\t' 'BEGIN { f = "%-16s %-8s %10s %10s %12s %9s\n"; printf f, "stage", "proof", "loss at 1", "at end", "tokens/s", "seconds" }
+            { printf f, $2, $3, $4, $5, $6, $7 }' "$log"
+[ "$failed" = 0 ]

@@ -1,0 +1,65 @@
+#include "adamw.h"
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "../kernels/kernels.h"
+
+void Parallel::update(AdamW& adamw, float lr, float gradient_scale) { adamw.step(lr, gradient_scale); }
+
+namespace {
+constexpr bool kHasMaster = !std::is_same_v<real, float>;
+}
+
+AdamW::AdamW(Transformer& model, const Options& options) : model_(model), options_(options) {
+  Device& device = model.device();
+  const Shard shard = model.parallel().shard();
+  for (const Unit& unit : model.params().units()) {
+    const int64_t share = unit.padded / shard.count;
+    const int64_t begin = std::min(unit.size, shard.index * share), end = std::min(unit.size, begin + share);
+    const int64_t n = end - begin;
+    State state{unit.index, begin, end, device.allocate<float>(Memory::optimizer, {n}),
+                device.allocate<float>(Memory::optimizer, {n}), {}};
+    if (kHasMaster) state.master = device.allocate<float>(Memory::optimizer, {n});
+    fill(state.m.data, 0.f, n, device.stream());
+    fill(state.v.data, 0.f, n, device.stream());
+    states_.push_back(std::move(state));
+  }
+  refresh_masters();
+}
+
+void AdamW::refresh_masters() {
+  if (!kHasMaster) return;
+  for (State& s : states_) {
+    std::vector<real> stored(s.end - s.begin);
+    Device& device = model_.device();
+    device.download(stored.data(), model_.params().unit(s.unit).weights.data + s.begin, int64_t(stored.size()));
+    const std::vector<float> values(stored.begin(), stored.end());
+    device.upload(s.master.data, values.data(), int64_t(values.size()));
+  }
+}
+
+void AdamW::step(float lr, float gradient_scale) {
+  begin_step();
+  for (Unit& unit : model_.params().units()) update_unit(unit, lr, gradient_scale);
+}
+
+void AdamW::update_unit(Unit& unit, float lr, float gradient_scale) {
+  auto state = std::find_if(states_.begin(), states_.end(), [&](const State& s) { return s.unit == unit.index; });
+  AdamWStep step{lr, options_.beta1, options_.beta2, options_.eps, 0, 0, 0, gradient_scale};
+  step.m_correction = float(1 / (1 - std::pow(double(options_.beta1), double(steps_))));
+  step.v_correction = float(1 / (1 - std::pow(double(options_.beta2), double(steps_))));
+  for (const Param& p : unit.params) {  // parameter by parameter, because norms do not decay
+    const int64_t from = std::max(state->begin, p.offset), to = std::min(state->end, p.offset + p.local_size());
+    if (to <= from) continue;
+    step.decay = p.decays() ? options_.weight_decay : 0;
+    const int64_t at = from - state->begin;
+    real* w = unit.weights.data + from;
+    float* w32 = nullptr;
+    if constexpr (kHasMaster) w32 = state->master.data + at;
+    else w32 = w;
+    adamw(w, w32, state->m.data + at, state->v.data + at, unit.gradients.data + from, to - from, step,
+          model_.device().stream());
+  }
+}

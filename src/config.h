@@ -1,0 +1,58 @@
+// config.h - what the model is, how it is trained, and the checks that both make sense.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+
+// A Llama. Sizes are global: how they are cut is a matter of Parallel.
+struct ModelConfig {
+  int vocab = 256;
+  int dim = 128;      // D: width of the residual stream
+  int layers = 2;     // L
+  int heads = 8;      // H: query heads; head size d = dim / heads
+  int kv_heads = 4;   // key and value heads, each shared by heads / kv_heads query heads
+  int hidden = 0;     // F: width of the MLP; 0: 8/3 dim, rounded up to a multiple of 64
+  int seq = 128;      // T: tokens of a sample
+  bool tied = false;  // the head uses the embedding table
+  float norm_eps = 1e-5f;
+  double rope_theta = 10000;
+
+  int head_dim() const { return dim / heads; }
+  int units() const { return layers + 2; }  // the embedding, the blocks, the head
+  int head() const { return layers + 1; }   // the head's unit; blocks are 1 .. layers
+  int64_t parameters() const;               // Psi
+  // Model FLOPs of one trained token: 6 N + 6 L D T, where N leaves out the input embedding and the second term
+  // is causal attention (half of 12 L D T). Recomputation is not counted. (Megatron-LM, arXiv:2104.04473)
+  double flops_per_token() const;
+  void validate() const;  // throws Error: one line, the numbers, what to do
+};
+
+struct Options {
+  ModelConfig model;
+  std::string data = "lessons/corpus.txt";
+  std::string save, load;      // folders; empty: none
+  int64_t steps = 100;         // the run ends at this step, also after --load
+  int batch = 16;              // samples of the global batch
+  int micro_batches = 1;       // parts that each rank's share is cut into
+  float lr = 3e-3f;            // peak learning rate
+  int64_t warmup = 10;         // steps of linear warm-up; then a cosine down to lr / 10 at the last step
+  float weight_decay = 0.1f;   // not on norms
+  float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
+  float clip = 1;              // largest global gradient norm; 0: no clipping
+  uint64_t seed = 1;
+  int sample = 0;              // tokens to generate at the end
+  int64_t log_every = 10;
+  bool proof = true;
+  bool vocab_given = false;
+
+  // The learning rate of a step, counted from 0: a pure function, so a resumed run continues exactly.
+  float learning_rate(int64_t step) const;
+  void validate() const;
+};
+
+// Reads the command line into `defaults`. `--help` prints and exits 0; a bad option throws Error.
+Options parse_options(int argc, char** argv, const std::string& title, Options defaults);
+
+// config.json as Hugging Face writes it for LlamaForCausalLM, and back (from its top-level fields).
+std::string to_hugging_face(const ModelConfig&);
+ModelConfig from_hugging_face(const std::map<std::string, std::string>& fields, const std::string& path);

@@ -1,0 +1,218 @@
+#include "lesson.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "formulas.h"
+#include "random.h"
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double measure_matmul_peak(Device& device, int size) {
+  Buffer a = device.allocate<real>(Memory::workspace, {size, size});
+  Buffer b = device.allocate<real>(Memory::workspace, {size, size});
+  Buffer c = device.allocate<real>(Memory::workspace, {size, size});
+  const std::vector<real> ones(a.numel(), real(1.f));
+  device.upload(a.data, ones.data(), a.numel());
+  device.upload(b.data, ones.data(), b.numel());
+  double best = 0;
+  for (int i = 0; i < 6; ++i) {  // the first warms up
+    const double start = seconds();
+    device.linear(c, a, b);
+    device.synchronize();
+    if (i > 0) best = std::max(best, 2.0 * size * size * size / (seconds() - start));
+  }
+  return best;
+}
+
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + long(values.size()) / 2, values.end());
+  return values[values.size() / 2];
+}
+
+// 12345 -> "12.3 k"
+std::string short_number(double value) {
+  const char* const units[] = {"", "k", "M", "G", "T", "P"};
+  int unit = 0;
+  while (value >= 1000 && unit < 5) value /= 1000, ++unit;
+  return format("%.3g %s", value, units[unit]);
+}
+
+}  // namespace
+
+Lesson::Lesson(const std::string& name, const Options& options, const Corpus& corpus, Device& device)
+    : name_(name), options_(options), corpus_(corpus), device_(device) {}
+
+void Lesson::start(AdamW& adamw) {
+  Transformer& model = adamw.model();
+  const ModelConfig& c = config();
+  peak_flops_ = measure_matmul_peak(device_);
+  device_.reset_peaks();
+  if (!options_.load.empty()) first_step_ = load_checkpoint(options_.load, adamw);
+  if (first_step_ >= options_.steps)
+    throw Error(format("%s is at step %lld already, and --steps is %lld; raise --steps to go on", options_.load.c_str(),
+                       (long long)first_step_, (long long)options_.steps));
+  std::printf("%s: %s\n", name_.c_str(), device_.name().c_str());
+  std::printf("  model   %s parameters: dim %d, %d layers, %d heads (%d kv), hidden %d, vocabulary %d, %s\n",
+              short_number(double(c.parameters())).c_str(), c.dim, c.layers, c.heads, c.kv_heads, c.hidden, c.vocab,
+              kPrecision);
+  std::printf("  data    %s: %zu tokens; entropy of a token %.3f nats, of one after another %.3f (bigram)\n",
+              corpus_.name().c_str(), corpus_.tokens().size(), unigram_entropy(corpus_.tokens()),
+              bigram_entropy(corpus_.tokens()));
+  std::printf("  batch   %d samples x %d tokens in %d micro-batch%s, steps %lld to %lld\n", options_.batch, c.seq,
+              options_.micro_batches, options_.micro_batches == 1 ? "" : "es", (long long)first_step_ + 1,
+              (long long)options_.steps);
+  std::printf("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n",
+              short_number(peak_flops_).c_str(), short_number(c.flops_per_token()).c_str());
+  if (options_.proof) mine_.start = all_weights(model.params());
+  logged_step_ = first_step_;
+  started_ = logged_ = seconds();
+}
+
+std::vector<int64_t> Lesson::steps() const {
+  std::vector<int64_t> all;
+  for (int64_t step = first_step_; step < options_.steps; ++step) all.push_back(step);
+  return all;
+}
+
+std::vector<MicroBatch> Lesson::batch(int64_t step, Transformer& model) {
+  const GlobalBatch global = global_batch(corpus_.train(config().seq), seed(), step, options_.batch, config().seq);
+  return micro_batches(device_, global, model.parallel().view(global.samples, global.seq), options_.micro_batches);
+}
+
+void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
+  if (!std::isfinite(loss) || !std::isfinite(norm)) report_not_finite(step, loss, norm, model.params());
+  mine_.losses.push_back(loss);
+  mine_.norms.push_back(norm);
+  if (step == first_step_ && options_.proof) mine_.gradients = all_gradients(model.params());
+  const int64_t done = step + 1;
+  if (done % options_.log_every && done != options_.steps && step != first_step_) return;
+  const double now = seconds();
+  const double rate = double(done - logged_step_) * options_.batch * config().seq / (now - logged_);
+  const double flops = rate * config().flops_per_token();
+  if (step != first_step_) rates_.push_back(rate);  // the first step also warms up
+  const int left = int((now - started_) / double(done - first_step_) * double(options_.steps - done) + 0.5);
+  std::printf("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of peak  %d:%02d left\n",
+              (long long)done, (long long)options_.steps, loss, norm, learning_rate(step), short_number(rate).c_str(),
+              short_number(flops).c_str(), 100 * flops / peak_flops_, left / 60, left % 60);
+  std::fflush(stdout);
+  logged_ = now;
+  logged_step_ = done;
+}
+
+double Lesson::held_out_loss(Transformer& model) {
+  double loss = 0;
+  const int rounds = 4;
+  for (int round = 0; round < rounds; ++round) {
+    const GlobalBatch batch =
+        global_batch(corpus_.valid(config().seq), hash_name("held out"), round, options_.batch, config().seq);
+    for (const MicroBatch& part : micro_batches(device_, batch, model.parallel().view(batch.samples, batch.seq), 1))
+      loss += model.evaluate(part);
+  }
+  return loss / rounds;
+}
+
+void Lesson::finish(AdamW& adamw) {
+  if (!options_.save.empty()) {
+    save_checkpoint(options_.save, adamw, options_.steps);
+    std::printf("  saved   %s\n", options_.save.c_str());
+  }
+  double last = 0;
+  const int window = int(std::min<size_t>(10, mine_.losses.size()));
+  for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
+  if (options_.proof) mine_.end = all_weights(adamw.model().params());
+  std::printf("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window,
+              held_out_loss(adamw.model()), bigram_entropy(corpus_.tokens()));
+  if (options_.sample > 0) sample(adamw.model());
+}
+
+void Lesson::sample(Transformer& model) {
+  const int T = config().seq;
+  const auto text = corpus_.valid(T);
+  std::vector<int> tokens(text.begin(), text.begin() + std::min<size_t>(text.size(), 16));  // the prompt
+  const size_t prompt = tokens.size();
+  for (int i = 0; i < options_.sample; ++i) {
+    GlobalBatch window{1, std::min(T, int(tokens.size())), {}, {}, 0};
+    window.inputs.assign(tokens.end() - window.seq, tokens.end());
+    window.targets.assign(window.seq, -1);
+    Parallel one_gpu;
+    const auto parts = micro_batches(device_, window, one_gpu.view(1, window.seq), 1);
+    const std::vector<real> logits = model.logits(parts[0]).to_host();
+    const real* row = logits.data() + int64_t(window.seq - 1) * config().vocab;
+    std::vector<double> weights(config().vocab);
+    float most = -INFINITY;
+    for (int v = 0; v < config().vocab; ++v) most = std::max(most, float(row[v]));
+    double sum = 0;
+    for (int v = 0; v < config().vocab; ++v) sum += weights[v] = std::exp((float(row[v]) - most) / 0.8);
+    double at = random_uniform(seed(), hash_name("sample"), uint64_t(i)) * sum;
+    int choice = 0;
+    while (choice + 1 < config().vocab && (at -= weights[choice]) >= 0) ++choice;
+    tokens.push_back(choice);
+  }
+  std::string shown;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (i == prompt) shown += corpus_.is_text() ? " >>> " : "| ";
+    if (!corpus_.is_text()) shown += std::to_string(tokens[i]) + " ";
+    else if (tokens[i] == '\n') shown += "\n          ";
+    else shown += char(tokens[i]);
+  }
+  std::printf("  sample  %s\n", shown.c_str());
+}
+
+void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula) {
+  const int64_t peak = device_.peak(kind);
+  memory_.push_back({format("peak %s", memory_name(kind)), format("%lld bytes, %s = %lld", (long long)peak,
+                     formula.c_str(), (long long)bytes), double(std::abs(peak - bytes)), 0});
+}
+
+int Lesson::prove(Transformer&) {
+  bool ok = true;
+  std::string worst = "not compared (--no-proof)";
+  std::printf("proof of %s\n", name_.c_str());
+  auto show = [&](const Check& check, const char* unit) {
+    ok = ok && check.ok();
+    std::printf("  %-4s %-30s %.2e%s (at most %.0e)  %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.value,
+                unit, check.bound, check.ok() && check.value == 0 ? "" : check.detail.c_str());
+  };
+  if (options_.proof) {
+    const Trajectory reference = train_reference(device_, options_, corpus_.train(config().seq));
+    std::printf(" same numbers as one rank with the whole batch in one piece: worst difference\n");
+    for (const Check& check : compare(mine_, reference, Bounds::standard())) show(check, "");
+  } else {
+    std::printf(" numbers not compared: --no-proof\n");
+  }
+  std::printf(" same bytes as the formula: peak of this rank\n");
+  for (const Check& check : memory_) {
+    ok = ok && check.ok();
+    std::printf("  %-4s %-18s %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.detail.c_str());
+  }
+  std::printf("summary\t%s\t%s\t%.4f\t%.4f\t%.0f\t%.1f\n", name_.c_str(), ok ? "proved" : "FAILED", mine_.losses.front(),
+              mine_.losses.back(), median(rates_), seconds() - started_);
+  return ok ? 0 : 1;
+}
+
+int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody body) {
+  try {
+    Options options = parse_options(argc, argv, std::string(name) + ": " + title, defaults);
+    if (!options.save.empty()) check_writable(options.save);
+    const Corpus corpus = Corpus::load(options.data);
+    if (!options.vocab_given && options.load.empty()) options.model.vocab = corpus.vocabulary();
+    corpus.check_vocabulary(options.model.vocab);
+    corpus.check_length(options.model.seq);
+    options.validate();
+    Device device;
+    Lesson lesson(name, options, corpus, device);
+    return body(lesson);
+  } catch (const std::exception& wrong) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "%s: %s\n", name, wrong.what());
+    return 1;
+  }
+}

@@ -1,0 +1,131 @@
+#include "params.h"
+
+#include <algorithm>
+
+#include "../kernels/kernels.h"
+#include "parallel.h"
+#include "random.h"
+
+std::vector<Param> Params::describe(const ModelConfig& c) {
+  const int64_t D = c.dim, F = c.hidden, kv = int64_t(c.kv_heads) * c.head_dim();
+  std::vector<Param> all;
+  auto matrix = [&](int unit, std::string name, int64_t rows, int64_t columns, Split split) {
+    all.push_back({std::move(name), rows, columns, false, split, unit, {0, 0, rows}, 0, true});
+  };
+  auto norm = [&](int unit, std::string name) {
+    all.push_back({std::move(name), 1, D, true, Split::none, unit, {0, 0, 1}, 0, true});
+  };
+  matrix(0, "model.embed_tokens.weight", c.vocab, D, Split::rows);
+  for (int layer = 0; layer < c.layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    const int unit = layer + 1;
+    norm(unit, prefix + "input_layernorm.weight");
+    matrix(unit, prefix + "self_attn.q_proj.weight", D, D, Split::rows);
+    matrix(unit, prefix + "self_attn.k_proj.weight", kv, D, Split::rows);
+    matrix(unit, prefix + "self_attn.v_proj.weight", kv, D, Split::rows);
+    matrix(unit, prefix + "self_attn.o_proj.weight", D, D, Split::columns);
+    norm(unit, prefix + "post_attention_layernorm.weight");
+    matrix(unit, prefix + "mlp.gate_proj.weight", F, D, Split::rows);
+    matrix(unit, prefix + "mlp.up_proj.weight", F, D, Split::rows);
+    matrix(unit, prefix + "mlp.down_proj.weight", D, F, Split::columns);
+  }
+  norm(c.head(), "model.norm.weight");
+  if (!c.tied) matrix(c.head(), "lm_head.weight", c.vocab, D, Split::rows);
+  return all;
+}
+
+float Params::initial_value(const Param& p, uint64_t seed, int64_t global_index) {
+  if (p.vector) return 1;
+  return 0.02f * random_normal(seed, hash_name(p.name), uint64_t(global_index));  // Hugging Face's initializer_range
+}
+
+Params::Params(const ModelConfig& config, Parallel& parallel, Device& device, uint64_t seed) : device_(device) {
+  for (Param& p : describe(config)) {
+    if (parallel.stage(p.unit) < 0) continue;
+    if (units_.empty() || units_.back().index != p.unit) {
+      units_.emplace_back();
+      units_.back().index = p.unit;
+    }
+    Unit& unit = units_.back();
+    p.piece = parallel.piece(p);
+    p.offset = unit.size;
+    unit.size += p.local_size();
+    unit.params.push_back(std::move(p));
+  }
+  const int shards = parallel.shard().count;
+  for (Unit& unit : units_) {
+    unit.padded = (unit.size + shards - 1) / shards * shards;
+    unit.weights = device.allocate<real>(Memory::parameters, {unit.padded});
+    unit.gradients = device.allocate<real>(Memory::gradients, {unit.padded});
+    // Padding is never read by the model, but collectives carry it.
+    fill(unit.weights.data, 0.f, unit.padded, device.stream());
+    fill(unit.gradients.data, 0.f, unit.padded, device.stream());
+    std::vector<real> values(unit.size);
+    for (const Param& p : unit.params)
+      for (int64_t i = 0; i < p.local_size(); ++i)
+        values[p.offset + i] = real(initial_value(p, seed, p.global_index(i)));
+    device.upload(unit.weights.data, values.data(), unit.size);
+  }
+}
+
+bool Params::has_unit(int index) const {
+  return std::any_of(units_.begin(), units_.end(), [=](const Unit& u) { return u.index == index; });
+}
+
+Unit& Params::unit(int index) {
+  for (Unit& unit : units_)
+    if (unit.index == index) return unit;
+  throw Error(format("unit %d of the model is not on this rank", index));
+}
+
+Param* Params::find(const std::string& name) {
+  for (Unit& unit : units_)
+    for (Param& p : unit.params)
+      if (p.name == name) return &p;
+  return nullptr;
+}
+
+int64_t Params::local_size() const {
+  int64_t size = 0;
+  for (const Unit& unit : units_) size += unit.size;
+  return size;
+}
+
+Tensor Params::weight(const Param& p) {
+  return {unit(p.unit).weights.data + p.offset, {p.local_rows(), p.local_columns()}};
+}
+
+Tensor Params::gradient(const Param& p) {
+  return {unit(p.unit).gradients.data + p.offset, {p.local_rows(), p.local_columns()}};
+}
+
+float Params::accumulate(Param& p) {
+  const float beta = p.fresh ? 0.f : 1.f;
+  p.fresh = false;
+  return beta;
+}
+
+void Params::start_step() {
+  for (Unit& unit : units_)
+    for (Param& p : unit.params) p.fresh = true;
+}
+
+namespace {
+std::vector<float> to_floats(Device& device, Tensor t) {
+  std::vector<real> stored(t.numel());
+  device.download(stored.data(), t.data, t.numel());
+  return {stored.begin(), stored.end()};
+}
+}  // namespace
+
+std::vector<float> Params::weight_to_host(const Param& p) { return to_floats(device_, weight(p)); }
+std::vector<float> Params::gradient_to_host(const Param& p) { return to_floats(device_, gradient(p)); }
+
+void Params::set_weight(Param& p, const std::vector<float>& whole) {
+  if (int64_t(whole.size()) != p.rows * p.columns)
+    throw Error(format("%s has %zu values, the model wants %lld x %lld", p.name.c_str(), whole.size(),
+                       (long long)p.rows, (long long)p.columns));
+  std::vector<real> values(p.local_size());
+  for (int64_t i = 0; i < p.local_size(); ++i) values[i] = real(whole[p.global_index(i)]);
+  device_.upload(weight(p).data, values.data(), int64_t(values.size()));
+}

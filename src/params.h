@@ -1,0 +1,86 @@
+// params.h - every parameter by name, shape and unit, and where this rank's piece of it lies.
+//
+// Storage is by unit (the embedding, each block, the head): one flat buffer of weights and one of gradients per
+// unit. One description of a parameter drives its initial values, slicing, gathering, the gradient norm,
+// verification and checkpoints.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "device.h"
+
+struct Parallel;
+
+// How a parameter may be cut between ranks: by rows (the outputs of a linear layer), by columns (its inputs), or
+// not at all (norms).
+enum class Split { none, rows, columns };
+
+// Which part of a parameter is here: [begin, end) along `axis` of its global shape (rows, columns).
+struct Piece {
+  int axis = 0;
+  int64_t begin = 0, end = 0;
+};
+
+struct Param {
+  std::string name;      // Hugging Face's
+  int64_t rows, columns; // global shape; a norm's weight (D) is (1, D)
+  bool vector = false;   // its shape is (columns): norms
+  Split split = Split::none;
+  int unit = 0;
+  Piece piece;           // what is here
+  int64_t offset = 0;    // of the piece, in its unit's flat storage
+  bool fresh = true;     // no gradient of this step yet: the first one is written, the next ones are added
+
+  bool decays() const { return !vector; }
+  int64_t local_rows() const { return piece.axis == 0 ? piece.end - piece.begin : rows; }
+  int64_t local_columns() const { return piece.axis == 1 ? piece.end - piece.begin : columns; }
+  int64_t local_size() const { return local_rows() * local_columns(); }
+  // The global (row-major) index of the piece's element i.
+  int64_t global_index(int64_t i) const {
+    const int64_t row = i / local_columns(), column = i % local_columns();
+    return (row + (piece.axis == 0 ? piece.begin : 0)) * columns + column + (piece.axis == 1 ? piece.begin : 0);
+  }
+};
+
+struct Unit {
+  int index = 0;
+  std::vector<Param> params;
+  int64_t size = 0;         // elements of this rank's pieces
+  int64_t padded = 0;       // rounded up to a multiple of the shards it is cut into
+  Buffer weights, gradients;  // (padded) each
+};
+
+class Params {
+ public:
+  // Describes, allocates and initialises what `parallel` says is on this rank.
+  Params(const ModelConfig&, Parallel&, Device&, uint64_t seed);
+
+  std::vector<Unit>& units() { return units_; }  // those on this rank
+  Unit& unit(int index);                         // throws if it is not here
+  bool has_unit(int index) const;
+  Param* find(const std::string& name);          // nullptr if it is not here
+  int64_t local_size() const;                    // elements on this rank
+
+  Tensor weight(const Param&);
+  Tensor gradient(const Param&);
+  float accumulate(Param&);        // beta for the next product into this gradient: 0 the first time in a step, then 1
+  void start_step();               // from here on, gradients are fresh
+
+  // Every parameter of the whole model, in order, whatever is here: names and global shapes.
+  static std::vector<Param> describe(const ModelConfig&);
+  // The initial value of one element: a pure function of (seed, name, global index), the same in every layout.
+  static float initial_value(const Param&, uint64_t seed, int64_t global_index);
+
+  // Host copies of this rank's piece; set_weight takes the values of the whole parameter.
+  std::vector<float> weight_to_host(const Param&);
+  std::vector<float> gradient_to_host(const Param&);
+  void set_weight(Param&, const std::vector<float>& whole);
+
+  Device& device() { return device_; }
+
+ private:
+  Device& device_;
+  std::vector<Unit> units_;
+};

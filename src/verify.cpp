@@ -1,0 +1,125 @@
+#include "verify.h"
+
+#include <cmath>
+#include <type_traits>
+
+#include "checkpoint.h"
+
+Bounds Bounds::standard() {
+  if constexpr (std::is_same_v<real, float>) return {1e-6, 1e-6, 1e-5, 1e-3};
+  return {2e-3, 2e-2, 2e-2, 5e-2};
+}
+
+namespace {
+
+double relative(double mine, double reference) { return std::abs(mine - reference) / std::abs(reference); }
+
+// NaN counts as infinitely wrong: a comparison with it must never pass.
+void worst_of(Check& check, double value, const std::string& detail) {
+  if (!(value <= check.value)) check.value = std::isnan(value) ? INFINITY : value, check.detail = detail;
+}
+
+void compare_steps(Check& check, const std::vector<double>& mine, const std::vector<double>& reference) {
+  if (mine.size() != reference.size() || mine.empty())
+    return worst_of(check, INFINITY, format("%zu steps against %zu", mine.size(), reference.size()));
+  for (size_t i = 0; i < mine.size(); ++i)
+    worst_of(check, relative(mine[i], reference[i]), format("step %zu: %.9g, one rank %.9g", i + 1, mine[i], reference[i]));
+}
+
+}  // namespace
+
+std::vector<Check> compare(const Trajectory& mine, const Trajectory& reference, const Bounds& bounds) {
+  Check loss{"loss of every step", "", -1, bounds.loss}, norm{"gradient norm of every step", "", -1, bounds.norm};
+  Check gradient{"every gradient after step 1", "", -1, bounds.gradient};
+  Check end{"every parameter at the end", "", -1, bounds.end};
+  compare_steps(loss, mine.losses, reference.losses);
+  compare_steps(norm, mine.norms, reference.norms);
+  if (reference.gradients.empty()) worst_of(gradient, INFINITY, "no gradients were recorded");
+  for (const auto& [name, wanted] : reference.gradients) {
+    auto it = mine.gradients.find(name);
+    if (it == mine.gradients.end() || it->second.size() != wanted.size()) {
+      worst_of(gradient, INFINITY, name + " is missing");
+      continue;
+    }
+    double largest = 0;
+    for (float value : wanted) largest = std::max(largest, double(std::abs(value)));
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const double off = std::abs(double(it->second[i]) - wanted[i]);
+      const double scaled = off == 0 ? 0 : off / largest;
+      if (!(scaled <= gradient.value))
+        worst_of(gradient, scaled, format("%s[%zu]: %.9g, one rank %.9g", name.c_str(), i, it->second[i], wanted[i]));
+    }
+  }
+  for (const auto& [name, wanted] : reference.end) {
+    auto it = mine.end.find(name);
+    const auto& start = reference.start.at(name);
+    if (it == mine.end.end() || it->second.size() != wanted.size()) {
+      worst_of(end, INFINITY, name + " is missing");
+      continue;
+    }
+    double off = 0, moved = 0;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      off += std::pow(double(it->second[i]) - wanted[i], 2);
+      moved += std::pow(double(wanted[i]) - start[i], 2);
+    }
+    worst_of(end, off == 0 ? 0 : std::sqrt(off / moved),
+             format("%s: off by %.3g, moved by %.3g", name.c_str(), std::sqrt(off), std::sqrt(moved)));
+  }
+  return {loss, norm, gradient, end};
+}
+
+std::map<std::string, std::vector<float>> all_weights(Params& params) {
+  std::map<std::string, std::vector<float>> all;
+  for (const Unit& unit : params.units())
+    for (const Param& p : unit.params) all[p.name] = params.weight_to_host(p);
+  return all;
+}
+
+std::map<std::string, std::vector<float>> all_gradients(Params& params) {
+  std::map<std::string, std::vector<float>> all;
+  for (const Unit& unit : params.units())
+    for (const Param& p : unit.params) all[p.name] = params.gradient_to_host(p);
+  return all;
+}
+
+Trajectory train_reference(Device& device, const Options& options, std::span<const uint16_t> tokens) {
+  Parallel one_gpu;
+  Transformer model(options.model, one_gpu, device, options.seed);
+  AdamW adamw(model, options);
+  const int64_t first = options.load.empty() ? 0 : load_checkpoint(options.load, adamw);
+  Trajectory reference;
+  reference.start = all_weights(model.params());
+  for (int64_t step = first; step < options.steps; ++step) {
+    const GlobalBatch batch = global_batch(tokens, options.seed, step, options.batch, options.model.seq);
+    const auto parts = micro_batches(device, batch, one_gpu.view(batch.samples, batch.seq), 1);
+    model.start_step();
+    for (const Op& op : one_gpu.schedule(1))
+      op.kind == Op::forward ? model.forward(parts[op.micro_batch]) : model.backward(parts[op.micro_batch]);
+    const double norm = std::sqrt(model.squared_gradient_norm());
+    reference.losses.push_back(model.loss());
+    reference.norms.push_back(norm);
+    if (step == first) reference.gradients = all_gradients(model.params());
+    adamw.step(options.learning_rate(step), AdamW::clip_factor(norm, options.clip));
+  }
+  reference.end = all_weights(model.params());
+  return reference;
+}
+
+void report_not_finite(int64_t step, double loss, double norm, Params& params) {
+  std::string where = "no weight or gradient is, so an activation is";
+  auto bad = [](const std::vector<float>& values) {
+    for (float value : values)
+      if (!std::isfinite(value)) return true;
+    return false;
+  };
+  for (const char* what : {"weight", "gradient"})
+    for (Unit& unit : params.units())
+      for (Param& p : unit.params)
+        if (bad(*what == 'w' ? params.weight_to_host(p) : params.gradient_to_host(p))) {
+          where = format("the first bad tensor is the %s of %s", what, p.name.c_str());
+          goto found;
+        }
+found:
+  throw Error(format("step %lld: loss %g, gradient norm %g are not finite; %s; lower --lr or raise --warmup",
+                     (long long)step + 1, loss, norm, where.c_str()));
+}
