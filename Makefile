@@ -39,16 +39,22 @@ NCCL_HEADER := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/n
 NCCL_HOME := $(patsubst %/include/nccl.h,%,$(NCCL_HEADER))
 HAVE_MPI := $(if $(filter mpich libmpich-dev,$(MISSING)),,yes)
 
+# Who carries the collectives: NCCL where there is a GPU for each rank, else our own implementation of its calls.
+COMM ?= $(if $(and $(filter cuda,$(DEVICE)),$(NCCL_HEADER)),nccl,host)
+
 ifeq ($(filter $(DEVICE),cpu cuda),)
 $(error DEVICE=$(DEVICE) is not one of auto, cpu, cuda)
 endif
 ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION) is not one of fp32, bf16)
 endif
+ifeq ($(filter $(COMM),host $(if $(filter cuda,$(DEVICE)),nccl)),)
+$(error COMM=$(COMM) is not one of nccl (with DEVICE=cuda), host)
+endif
 NEEDED := $(filter-out $(OPTIONAL) $(if $(filter cuda,$(DEVICE)),libopenblas-dev),$(MISSING))
 
 # ---- flags ---------------------------------------------------------------------------------------------------
-OUT := build/$(DEVICE)-$(PRECISION)-$(notdir $(CXX))$(VARIANT)
+OUT := build/$(DEVICE)-$(PRECISION)-$(notdir $(CXX))$(if $(filter cudahost,$(DEVICE)$(COMM)),-host)$(VARIANT)
 # Never -ffast-math: NaN must stay NaN. -fopenmp-simd gives sums independent lanes, where the code says so.
 OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp-simd
 CXXFLAGS := -std=c++20 $(OPTIMIZE) -g1 -Wall -Wextra -MMD -MP $(DEPS_FLAGS) $(EXTRA)
@@ -61,7 +67,7 @@ CXXFLAGS += -DHAVE_MPI $(MPI_INCLUDE:%=-isystem %)
 LDLIBS += -lmpich
 endif
 ifeq ($(DEVICE),cuda)
-CXXFLAGS += -DRINGTRON_CUDA -isystem $(CUDA_HOME)/include $(NCCL_HOME:%=-isystem %/include)
+CXXFLAGS += -DRINGTRON_CUDA -isystem $(CUDA_HOME)/include
 LDLIBS += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublas -lcudart
 NVCCFLAGS := -std=c++20 -O3 -arch=sm_$(SM) -ccbin $(CXX) -Xcompiler -Wall,-Wextra -lineinfo \
              $(if $(filter bf16,$(PRECISION)),-DPRECISION_BF16) -DRINGTRON_CUDA
@@ -69,17 +75,27 @@ else
 CXXFLAGS += -Isrc/sim/include
 LDLIBS += -lopenblas
 endif
+ifeq ($(COMM),nccl)
+CXXFLAGS += -DRINGTRON_NCCL -isystem $(NCCL_HOME)/include
+NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib64/libnccl.so $(NCCL_HOME)/lib/libnccl.so \
+  $(NCCL_HOME)/lib/libnccl.so.2 $(NCCL_HOME)/lib/*/libnccl.so))
+LDLIBS += $(or $(NCCL_LIBRARY),-lnccl) $(NCCL_LIBRARY:%=-Wl,-rpath,$(dir %))
+endif
 
-SOURCES := $(wildcard src/*.cpp) $(if $(filter cpu,$(DEVICE)),$(wildcard src/sim/*.cpp))
+SOURCES := $(wildcard src/*.cpp) $(if $(filter cpu,$(DEVICE)),$(wildcard src/sim/*.cpp)) \
+           $(filter-out $(if $(filter nccl,$(COMM)),src/sim/nccl/nccl.cpp) \
+             $(if $(HAVE_MPI),,src/sim/nccl/transport_mpi.cpp),$(wildcard src/sim/nccl/*.cpp))
 KERNELS := $(wildcard kernels/*.cu)
 LIBRARY := $(SOURCES:%.cpp=$(OUT)/%.o) $(KERNELS:%.cu=$(OUT)/%.o)
 LESSONS := $(sort $(wildcard lessons/[0-9][0-9]_*.cpp))
 STAGES := $(foreach l,$(LESSONS),$(shell basename $(l) .cpp | cut -c4-))
-TESTS := $(filter-out tests/test_sim% $(if $(filter cuda,$(DEVICE)),tests/test_lessons.cpp),$(wildcard tests/test_*.cpp)) \
-         $(if $(filter cpu,$(DEVICE)),$(wildcard tests/test_sim*.cpp))
+# On a GPU: what does not concern the simulator, or the programs of the CPU build.
+TESTS := $(filter-out $(if $(filter cuda,$(DEVICE)),tests/test_sim% tests/test_nccl% tests/test_mpi% tests/test_lessons%),\
+           $(wildcard tests/test_*.cpp))
+MPI_PROGRAMS := $(if $(and $(HAVE_MPI),$(filter cpu,$(DEVICE))),$(OUT)/mpi_nccl $(OUT)/bench_all_reduce)
 
 # ---- targets -------------------------------------------------------------------------------------------------
-.PHONY: help info setup all run test bench corpus notes notes-check gpu-check clean FORCE
+.PHONY: help info setup all build-tests build-bench run test bench estimate corpus notes notes-check gpu-check clean FORCE
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
@@ -100,11 +116,14 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test bench gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
-all: $(LESSONS:lessons/%.cpp=$(OUT)/%)  ## build every lesson
+all: $(LESSONS:lessons/%.cpp=$(OUT)/%) $(patsubst tools/%.cpp,$(OUT)/%,$(wildcard tools/*.cpp))  ## build every lesson and tool
+
+build-tests: $(OUT)/test_all $(MPI_PROGRAMS)
+build-bench: $(OUT)/bench
 
 run: info all    ## run every stage, then print one table
 	@scripts/run_all.sh $(OUT) "$(LESSONS)" $(ARGS)
@@ -113,11 +132,15 @@ $(STAGES:%=run-%): run-%: FORCE
 	@$(MAKE) $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS))))
 	$(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS)))) $(ARGS)
 
-test: info $(OUT)/test_all $(if $(filter cpu,$(DEVICE)),all)  ## build and run all tests; ends in "N passed, N failed"
+test: info build-tests $(if $(filter cpu,$(DEVICE)),all $(OUT)/notes_check)  ## build and run all tests; ends in "N passed, N failed"
 	@scripts/test.sh $(OUT) $(ARGS)
 
-bench: $(OUT)/bench  ## speed: one line a figure, bench<TAB>name<TAB>value<TAB>unit<TAB>goal
+bench: $(OUT)/bench $(MPI_PROGRAMS)  ## speed: one line a figure, bench<TAB>name<TAB>value<TAB>unit<TAB>goal
 	@OPENBLAS_NUM_THREADS=1 $(OUT)/bench $(ARGS)
+	$(if $(MPI_PROGRAMS),@mpiexec -n 4 $(OUT)/bench_all_reduce)
+
+estimate: $(OUT)/estimate  ## parameters, FLOPs, bytes and days of a model: ARGS="--model llama-2-7b", ARGS=--help
+	@$(OUT)/estimate $(ARGS)
 
 corpus:          ## make lessons/corpus.txt anew from README and notes (it is frozen: printed losses depend on it)
 	@scripts/corpus.sh > lessons/corpus.txt.tmp && mv lessons/corpus.txt.tmp lessons/corpus.txt
@@ -137,7 +160,6 @@ clean:           ## remove what was built
 	rm -rf build out
 
 # ---- rules ---------------------------------------------------------------------------------------------------
-.SECONDARY:
 $(OUT)/%.o: %.cpp
 	@mkdir -p $(@D)
 	@echo "  $(notdir $(CXX))  $<"
@@ -164,12 +186,16 @@ $(LESSONS:lessons/%.cpp=$(OUT)/%): $(OUT)/%: $(OUT)/lessons/%.o $(OUT)/libringtr
 $(OUT)/test_all: $(TESTS:%.cpp=$(OUT)/%.o) $(OUT)/libringtron.a
 	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
 
-$(OUT)/bench $(OUT)/notes_check: $(OUT)/%: $(OUT)/tests/%.o $(OUT)/libringtron.a
+$(patsubst tools/%.cpp,$(OUT)/%,$(wildcard tools/*.cpp)): $(OUT)/%: $(OUT)/tools/%.o $(OUT)/libringtron.a
+	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
+
+$(OUT)/bench $(OUT)/notes_check $(OUT)/mpi_nccl $(OUT)/bench_all_reduce: $(OUT)/%: $(OUT)/tests/%.o $(OUT)/libringtron.a
 	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
 
 # The one file that also includes NVIDIA's headers, to hold our declarations against them.
-$(OUT)/tests/test_sim_contract.o: CXXFLAGS := $(CUDA_HOME:%=-I%/include) $(CXXFLAGS)
+$(OUT)/tests/test_sim_contract.o $(OUT)/tests/test_nccl_contract.o: CXXFLAGS := $(CUDA_HOME:%=-I%/include) $(CXXFLAGS)
 $(OUT)/tests/test_%.o: CXXFLAGS += -O1
+$(OUT)/tests/test_mpi.o: CXXFLAGS += $(if $(MPI_PROGRAMS),-DMPI_TEST_BINARY='"$(OUT)/mpi_nccl"')
 
 comma := ,
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

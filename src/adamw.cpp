@@ -56,9 +56,7 @@ void AdamW::update_unit(Unit& unit, float lr, float gradient_scale) {
     step.decay = p.decays() ? options_.weight_decay : 0;
     const int64_t at = from - state->begin;
     real* w = unit.weights.data + from;
-    float* w32 = nullptr;
-    if constexpr (kHasMaster) w32 = state->master.data + at;
-    else w32 = w;
+    float* w32 = kHasMaster ? state->master.data + at : reinterpret_cast<float*>(w);  // in fp32, w itself
     adamw(w, w32, state->m.data + at, state->v.data + at, unit.gradients.data + from, to - from, step,
           model_.device().stream());
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 // A Llama. Sizes are global: how they are cut is a matter of Parallel.
@@ -31,7 +32,9 @@ struct Options {
   ModelConfig model;
   std::string data = "lessons/corpus.txt";
   std::string save, load;      // folders; empty: none
-  int64_t steps = 100;         // the run ends at this step, also after --load
+  std::string logits;          // file; empty: none
+  int64_t steps = 100;         // the schedule ends at this step, also after --load
+  int64_t stop_after = 0;      // the run ends here, as a part of that schedule; 0: at its end
   int batch = 16;              // samples of the global batch
   int micro_batches = 1;       // parts that each rank's share is cut into
   float lr = 3e-3f;            // peak learning rate
@@ -43,14 +46,19 @@ struct Options {
   int sample = 0;              // tokens to generate at the end
   int64_t log_every = 10;
   bool proof = true;
-  bool vocab_given = false;
+  std::set<std::string> given;  // the options on the command line, such as "--dim"
 
   // The learning rate of a step, counted from 0: a pure function, so a resumed run continues exactly.
   float learning_rate(int64_t step) const;
+  int64_t last_step() const { return stop_after ? stop_after : steps; }
+  // Takes the model of a checkpoint, whose config is the file `where`; only --seq may differ. Throws Error if the
+  // command line contradicts it.
+  void adopt(const ModelConfig& saved, const std::string& where);
   void validate() const;
 };
 
-// Reads the command line into `defaults`. `--help` prints and exits 0; a bad option throws Error.
+// Reads the command line into `defaults`. `--help` prints and exits 0; an option it can't read throws Error. Whether
+// the values make sense is for validate() to say, once the data and the checkpoint have given theirs.
 Options parse_options(int argc, char** argv, const std::string& title, Options defaults);
 
 // config.json as Hugging Face writes it for LlamaForCausalLM, and back (from its top-level fields).

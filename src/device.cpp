@@ -1,7 +1,6 @@
 #include "device.h"
 
 #include <algorithm>
-#include <chrono>
 #include <type_traits>
 
 #ifndef RINGTRON_CUDA
@@ -103,15 +102,14 @@ void Device::matmul(real* c, int64_t c_stride, int64_t c_distance, Matrix a, Mat
                     float alpha, float beta, int batch) {
   if (m == 0 || n == 0 || batch == 0) return;
   const auto type = std::is_same_v<real, float> ? CUDA_R_32F : CUDA_R_16BF;
-  const auto start = time_matmuls ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+  const double start = matmul_clock ? matmul_clock() : 0;
   // cuBLAS is column-major: what it sees is the transpose of each matrix, so C^T = B^T A^T.
   CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas_, b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                                           a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k, &alpha, b.data, type,
                                           int(b.stride), b.distance, a.data, type, int(a.stride), a.distance, &beta,
                                           c, type, int(c_stride), c_distance, batch, CUBLAS_COMPUTE_32F,
                                           CUBLAS_GEMM_DEFAULT));
-  if (time_matmuls)
-    matmul_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (matmul_clock) matmul_seconds += matmul_clock() - start;
   matmul_flops += 2.0 * m * n * k * batch;
 }
 

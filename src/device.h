@@ -68,9 +68,10 @@ class Device {
   void linear_backward_input(Tensor dx, Tensor dy, Tensor w, float beta);    // dx = dy w    + beta dx
   void linear_backward_weight(Tensor dw, Tensor dy, Tensor x, float beta);  // dw = dy^T x  + beta dw
 
-  // Counted at every product: 2 m n k. The seconds only where asked for, and only where products are synchronous.
+  // Counted at every product: 2 m n k. The seconds only if there is a clock, which makes sense where products
+  // are synchronous (the simulated GPU).
   double matmul_flops = 0, matmul_seconds = 0;
-  bool time_matmuls = false;
+  double (*matmul_clock)() = nullptr;
 
  private:
   template <class T> friend class BufferOf;

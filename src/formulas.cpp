@@ -30,3 +30,49 @@ int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tok
 }
 
 double megatron_layer_bytes(double s, double b, double h, double a) { return s * b * h * (34 + 5 * a * s / h); }
+
+// ---- estimates before a run ----
+
+ParameterParts parameter_parts(const ModelConfig& c) {
+  const int64_t D = c.dim, F = c.hidden, V = c.vocab, K = int64_t(c.kv_heads) * c.head_dim();
+  return {V * D, 2 * D * D + 2 * D * K, 3 * D * F, 2 * D, D, c.tied ? 0 : V * D};
+}
+
+ParameterParts gpt_parameter_parts(int64_t h, int64_t V, int64_t s) {
+  return {V * h + s * h, 4 * h * h + 4 * h, 8 * h * h + 5 * h, 4 * h, 2 * h, 0};
+}
+
+double attention_flops_per_token(double layers, double dim, double seq, bool causal) {
+  return (causal ? 6 : 12) * layers * dim * seq;
+}
+
+double block_forward_flops(const ModelConfig& c, double tokens, bool causal) {
+  const ParameterParts parts = parameter_parts(c);
+  return 2 * tokens * double(parts.attention + parts.mlp) + (causal ? 2 : 4) * tokens * c.seq * c.dim;
+}
+
+double gpt_layer_forward_flops(double b, double s, double h) { return 24 * b * s * h * h + 4 * b * s * s * h; }
+
+double megatron_iteration_flops(double B, double s, double L, double h, double V, bool recompute) {
+  const double factor = recompute ? 96 : 72, head = recompute ? 16 : 12;
+  return factor * B * s * L * h * h * (1 + s / (6 * h) + V / (head * L * h));
+}
+
+double zero_bytes_per_parameter(int stage, double d) {
+  const double weights = stage >= 3 ? 2 / d : 2, gradients = stage >= 2 ? 2 / d : 2;
+  return weights + gradients + (stage >= 1 ? 12 / d : 12);
+}
+
+double megatron_layer_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,
+                            Recomputed recomputed) {
+  if (recomputed == Recomputed::layer) return 2 * s * b * h;
+  const double core = recomputed == Recomputed::attention ? 0 : 5 * a * s / (h * t);
+  return s * b * h * (10 / (sequence_parallel ? t : 1) + 24 / t + core);
+}
+
+int64_t lora_parameters(const ModelConfig& c, int64_t r) {
+  const int64_t D = c.dim, K = int64_t(c.kv_heads) * c.head_dim();
+  return c.layers * r * (2 * D + D + K);
+}
+
+double training_seconds(double flops, double gpus, double peak, double mfu) { return flops / (gpus * peak * mfu); }

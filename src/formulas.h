@@ -19,3 +19,51 @@ int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tok
 
 // Megatron's formula for GELU, dropout and 16 bits (arXiv:2205.05198), to print beside ours: s b h (34 + 5 a s / h).
 double megatron_layer_bytes(double s, double b, double h, double a);
+
+// ---- estimates before a run: tools/estimate.cpp prints them, notes/transformer.md derives them ----
+
+// Parameters by part; attention, mlp and norms are those of one block.
+struct ParameterParts {
+  int64_t embedding, attention, mlp, norms, final_norm, head;
+  int64_t block() const { return attention + mlp + norms; }
+  int64_t all(int64_t layers) const { return embedding + layers * block() + final_norm + head; }
+};
+// A Llama: attention 2 D^2 + 2 D K with K = KV d, MLP 3 D F, no biases.
+ParameterParts parameter_parts(const ModelConfig& c);
+// GPT-2 and GPT-3: attention 4 h^2 + 4 h, MLP 8 h^2 + 5 h, norms 4 h (so 12 h^2 + 13 h), s learned positions counted
+// with the embedding, and the head shares the embedding's table. (arXiv:2005.14165)
+ParameterParts gpt_parameter_parts(int64_t h, int64_t V, int64_t s);
+
+// FLOPs of attention's two products per trained token, forward and backward: 12 L D T, half of it if causal.
+double attention_flops_per_token(double layers, double dim, double seq, bool causal);
+// Forward FLOPs of one Llama block over `tokens` tokens: 2 per weight and token, and 4 D T per token for attention.
+double block_forward_flops(const ModelConfig& c, double tokens, bool causal);
+// The same for GPT with full attention: 24 b s h^2 + 4 b s^2 h. (arXiv:2104.04473)
+double gpt_layer_forward_flops(double b, double s, double h);
+// FLOPs of an iteration over B samples: 72 B s L h^2 (1 + s/(6h) + V/(12 L h)); with full recomputation of the blocks
+// 96 B s L h^2 (1 + s/(6h) + V/(16 L h)). (arXiv:2104.04473, equation 3)
+double megatron_iteration_flops(double B, double s, double L, double h, double V, bool recompute);
+
+// Bytes per parameter of training state under AdamW.
+struct StateBytes {
+  const char* name;
+  int weights, gradients, optimizer;
+  int all() const { return weights + gradients + optimizer; }
+};
+constexpr StateBytes kTrainingStates[] = {
+    {"fp32", 4, 4, 8}, {"bf16, fp32 master", 2, 2, 12}, {"bf16, fp32 master and gradients", 2, 4, 12}};
+// Bytes per parameter on one of d ranks, 2 + 2 + 12 in all: ZeRO stage 0: 16, 1: 4 + 12/d, 2: 2 + 14/d, 3: 16/d.
+// (arXiv:1910.02054)
+double zero_bytes_per_parameter(int stage, double d);
+
+// Megatron's activation bytes of a layer on one of t tensor-parallel ranks, 16 bits, GELU and dropout
+// (arXiv:2205.05198, table 2): s b h (10 + 24/t + 5as/(ht)); with sequence parallelism s b h / t (34 + 5as/h), and
+// 34 s b h / t if attention's core is recomputed; 2 s b h if the whole layer is (its input, not split).
+enum class Recomputed { nothing, attention, layer };
+double megatron_layer_bytes(double s, double b, double h, double a, double t, bool sequence_parallel, Recomputed);
+
+// Parameters of LoRA adapters of rank r on q and v of every block: L r ((D + A) + (D + K)). (arXiv:2106.09685)
+int64_t lora_parameters(const ModelConfig& c, int64_t r);
+
+// Seconds that `flops` take on `gpus` GPUs of `peak` FLOP/s each, of which `mfu` (0 to 1) does model work.
+double training_seconds(double flops, double gpus, double peak, double mfu);

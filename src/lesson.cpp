@@ -1,9 +1,14 @@
 #include "lesson.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <new>
 
 #include "formulas.h"
 #include "random.h"
@@ -12,7 +17,13 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double measure_matmul_peak(Device& device, int size) {
+double core_seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+double measure_matmul_peak(Device& device, int size, double (*clock)()) {
   Buffer a = device.allocate<real>(Memory::workspace, {size, size});
   Buffer b = device.allocate<real>(Memory::workspace, {size, size});
   Buffer c = device.allocate<real>(Memory::workspace, {size, size});
@@ -21,10 +32,10 @@ double measure_matmul_peak(Device& device, int size) {
   device.upload(b.data, ones.data(), b.numel());
   double best = 0;
   for (int i = 0; i < 6; ++i) {  // the first warms up
-    const double start = seconds();
+    const double start = clock();
     device.linear(c, a, b);
     device.synchronize();
-    if (i > 0) best = std::max(best, 2.0 * size * size * size / (seconds() - start));
+    if (i > 0) best = std::max(best, 2.0 * size * size * size / (clock() - start));
   }
   return best;
 }
@@ -53,12 +64,18 @@ Lesson::Lesson(const std::string& name, const Options& options, const Corpus& co
 void Lesson::start(AdamW& adamw) {
   Transformer& model = adamw.model();
   const ModelConfig& c = config();
+  if (!options_.load.empty()) {
+    loaded_ = read_checkpoint(options_.load);
+    first_step_ = restore(*loaded_, adamw);
+    if (!options_.proof) loaded_.reset();
+  }
+  if (first_step_ >= options_.last_step()) {
+    const char* name = options_.stop_after ? "--stop-after" : "--steps";
+    throw Error(format("--load %s is at step %lld already, and %s is %lld; raise %s to go on", options_.load.c_str(),
+                       (long long)first_step_, name, (long long)options_.last_step(), name));
+  }
   peak_flops_ = measure_matmul_peak(device_);
   device_.reset_peaks();
-  if (!options_.load.empty()) first_step_ = load_checkpoint(options_.load, adamw);
-  if (first_step_ >= options_.steps)
-    throw Error(format("%s is at step %lld already, and --steps is %lld; raise --steps to go on", options_.load.c_str(),
-                       (long long)first_step_, (long long)options_.steps));
   std::printf("%s: %s\n", name_.c_str(), device_.name().c_str());
   std::printf("  model   %s parameters: dim %d, %d layers, %d heads (%d kv), hidden %d, vocabulary %d, %s\n",
               short_number(double(c.parameters())).c_str(), c.dim, c.layers, c.heads, c.kv_heads, c.hidden, c.vocab,
@@ -68,7 +85,7 @@ void Lesson::start(AdamW& adamw) {
               bigram_entropy(corpus_.tokens()));
   std::printf("  batch   %d samples x %d tokens in %d micro-batch%s, steps %lld to %lld\n", options_.batch, c.seq,
               options_.micro_batches, options_.micro_batches == 1 ? "" : "es", (long long)first_step_ + 1,
-              (long long)options_.steps);
+              (long long)options_.last_step());
   std::printf("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n",
               short_number(peak_flops_).c_str(), short_number(c.flops_per_token()).c_str());
   if (options_.proof) mine_.start = all_weights(model.params());
@@ -78,7 +95,7 @@ void Lesson::start(AdamW& adamw) {
 
 std::vector<int64_t> Lesson::steps() const {
   std::vector<int64_t> all;
-  for (int64_t step = first_step_; step < options_.steps; ++step) all.push_back(step);
+  for (int64_t step = first_step_; step < options_.last_step(); ++step) all.push_back(step);
   return all;
 }
 
@@ -93,12 +110,12 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   mine_.norms.push_back(norm);
   if (step == first_step_ && options_.proof) mine_.gradients = all_gradients(model.params());
   const int64_t done = step + 1;
-  if (done % options_.log_every && done != options_.steps && step != first_step_) return;
+  if (done % options_.log_every && done != options_.last_step() && step != first_step_) return;
   const double now = seconds();
   const double rate = double(done - logged_step_) * options_.batch * config().seq / (now - logged_);
   const double flops = rate * config().flops_per_token();
   if (step != first_step_) rates_.push_back(rate);  // the first step also warms up
-  const int left = int((now - started_) / double(done - first_step_) * double(options_.steps - done) + 0.5);
+  const int left = int((now - started_) / double(done - first_step_) * double(options_.last_step() - done) + 0.5);
   std::printf("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of peak  %d:%02d left\n",
               (long long)done, (long long)options_.steps, loss, norm, learning_rate(step), short_number(rate).c_str(),
               short_number(flops).c_str(), 100 * flops / peak_flops_, left / 60, left % 60);
@@ -121,7 +138,7 @@ double Lesson::held_out_loss(Transformer& model) {
 
 void Lesson::finish(AdamW& adamw) {
   if (!options_.save.empty()) {
-    save_checkpoint(options_.save, adamw, options_.steps);
+    save_checkpoint(options_.save, adamw, options_.last_step());
     std::printf("  saved   %s\n", options_.save.c_str());
   }
   double last = 0;
@@ -130,7 +147,25 @@ void Lesson::finish(AdamW& adamw) {
   if (options_.proof) mine_.end = all_weights(adamw.model().params());
   std::printf("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window,
               held_out_loss(adamw.model()), bigram_entropy(corpus_.tokens()));
+  if (!options_.logits.empty()) save_logits(adamw.model());
   if (options_.sample > 0) sample(adamw.model());
+}
+
+// For other programs to check: tests/reference/check_transformers.py.
+void Lesson::save_logits(Transformer& model) {
+  const int T = config().seq, V = config().vocab;
+  const GlobalBatch batch = global_batch(corpus_.valid(T), hash_name("held out"), 0, options_.batch, T);
+  const auto part = micro_batches(device_, batch, model.parallel().view(batch.samples, T), 1);
+  const Buffer logits = model.logits(part[0]);
+  if (logits.numel() != int64_t(batch.samples) * T * V)
+    throw Error("--logits needs a rank that computes all of them; use it with 01_single");
+  const std::vector<real> values = logits.to_host();
+  const std::vector<float> floats(values.begin(), values.end());
+  Safetensors file;
+  file.tensors["tokens"] = HostTensor::from_ints({batch.samples, T}, batch.inputs);
+  file.tensors["logits"] = HostTensor::from_floats({batch.samples, T, V}, floats);
+  save_safetensors(options_.logits, file);
+  std::printf("  logits  %s\n", options_.logits.c_str());
 }
 
 void Lesson::sample(Transformer& model) {
@@ -174,7 +209,6 @@ void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula)
 
 int Lesson::prove(Transformer&) {
   bool ok = true;
-  std::string worst = "not compared (--no-proof)";
   std::printf("proof of %s\n", name_.c_str());
   auto show = [&](const Check& check, const char* unit) {
     ok = ok && check.ok();
@@ -182,7 +216,8 @@ int Lesson::prove(Transformer&) {
                 unit, check.bound, check.ok() && check.value == 0 ? "" : check.detail.c_str());
   };
   if (options_.proof) {
-    const Trajectory reference = train_reference(device_, options_, corpus_.train(config().seq));
+    const Trajectory reference =
+        train_reference(device_, options_, corpus_.train(config().seq), loaded_ ? &*loaded_ : nullptr);
     std::printf(" same numbers as one rank with the whole batch in one piece: worst difference\n");
     for (const Check& check : compare(mine_, reference, Bounds::standard())) show(check, "");
   } else {
@@ -193,23 +228,60 @@ int Lesson::prove(Transformer&) {
     ok = ok && check.ok();
     std::printf("  %-4s %-18s %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.detail.c_str());
   }
-  std::printf("summary\t%s\t%s\t%.4f\t%.4f\t%.0f\t%.1f\n", name_.c_str(), ok ? "proved" : "FAILED", mine_.losses.front(),
+  std::printf("summary\t%s\t%s\t%.4f\t%.4f\t%.0f\t%.1f\n", name_.c_str(),
+              !ok ? "FAILED" : options_.proof ? "proved" : "skipped", mine_.losses.front(),
               mine_.losses.back(), median(rates_), seconds() - started_);
   return ok ? 0 : 1;
+}
+
+// A simulated GPU lets any allocation pass, and the kernel kills whoever then uses it.
+static void check_memory(const Options& o) {
+#ifndef RINGTRON_CUDA
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  const ModelConfig& c = o.model;
+  const int parts = o.proof ? 1 : o.micro_batches;  // the proof's reference takes the batch in one piece
+  const double rows = double((o.batch + parts - 1) / parts) * c.seq, kv = double(c.head_dim()) * c.kv_heads;
+  const double state = 16.0 * double(c.parameters()) * (o.proof ? 2 : 1);
+  const double activations = sizeof(real) * rows *
+      (c.layers * (6.0 * c.dim + 2 * kv + 3.0 * c.hidden + double(c.heads) * c.seq) + c.vocab);
+  const double gib = 1 << 30;
+  if (state + activations > double(total))
+    throw Error(format("this run needs %.1f GiB for weights and optimizer%s and %.1f GiB for activations, and this "
+                       "machine has %.1f; choose a smaller model, --seq or --batch", state / gib,
+                       o.proof ? ", the proof's too," : "", activations / gib, double(total) / gib));
+#else
+  (void)o;  // there, the allocation itself fails
+#endif
+}
+
+// The folder of --logits must be there.
+static void check_logits(const Options& o) {
+  if (o.logits.empty()) return;
+  const std::filesystem::path file = o.logits, folder = file.parent_path();
+  if (std::filesystem::is_directory(file) || access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)
+    throw Error(format("--logits %s can't be written; name a file in a folder that exists", o.logits.c_str()));
 }
 
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody body) {
   try {
     Options options = parse_options(argc, argv, std::string(name) + ": " + title, defaults);
-    if (!options.save.empty()) check_writable(options.save);
+    if (!options.load.empty()) options.adopt(checkpoint_config(options.load), options.load + "/config.json");
+    options.validate();
     const Corpus corpus = Corpus::load(options.data);
-    if (!options.vocab_given && options.load.empty()) options.model.vocab = corpus.vocabulary();
+    if (!options.given.count("--vocab") && options.load.empty()) options.model.vocab = corpus.vocabulary();
     corpus.check_vocabulary(options.model.vocab);
     corpus.check_length(options.model.seq);
-    options.validate();
+    check_memory(options);
+    check_logits(options);
+    if (!options.save.empty()) check_writable(options.save);
     Device device;
     Lesson lesson(name, options, corpus, device);
     return body(lesson);
+  } catch (const std::bad_alloc&) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "%s: out of memory; choose a smaller model, --seq, --batch or --steps\n", name);
+    return 1;
   } catch (const std::exception& wrong) {
     std::fflush(stdout);
     std::fprintf(stderr, "%s: %s\n", name, wrong.what());

@@ -2,6 +2,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,18 +30,20 @@ class Lesson {
   void log(int64_t step, double loss, double norm, Transformer&);
 
   // ---- the end ----
-  void finish(AdamW&);             // saves to --save, prints the held-out loss and a sample of text
+  void finish(AdamW&);             // saves to --save, prints the held-out loss and a sample of text; --logits
   void expect_peak(Memory kind, int64_t bytes, const std::string& formula);
   int prove(Transformer&);         // prints the proof; 0 if everything holds
 
  private:
   double held_out_loss(Transformer&);
   void sample(Transformer&);
+  void save_logits(Transformer&);
 
   std::string name_;
   const Options& options_;
   const Corpus& corpus_;
   Device& device_;
+  std::optional<Checkpoint> loaded_;
   int64_t first_step_ = 0;
   double peak_flops_ = 0;          // measured matrix-product peak of this machine, FLOP/s
   double started_ = 0, logged_ = 0;
@@ -52,8 +55,10 @@ class Lesson {
 
 // Seconds of a clock that only moves forward.
 double seconds();
-// FLOP/s of the best of several matrix products of `size`.
-double measure_matmul_peak(Device&, int size = 1024);
+// The same for the time this thread has really run: what other programs on the machine take does not count.
+double core_seconds();
+// FLOP/s of the best of several matrix products of `size`, by one of the clocks above.
+double measure_matmul_peak(Device&, int size = 1024, double (*clock)() = seconds);
 
 using LessonBody = int (*)(Lesson&);
 // What main() of a lesson does: options, data, checks, then the body. Returns the exit status.

@@ -82,14 +82,15 @@ std::map<std::string, std::vector<float>> all_gradients(Params& params) {
   return all;
 }
 
-Trajectory train_reference(Device& device, const Options& options, std::span<const uint16_t> tokens) {
+Trajectory train_reference(Device& device, const Options& options, std::span<const uint16_t> tokens,
+                           const Checkpoint* from) {
   Parallel one_gpu;
   Transformer model(options.model, one_gpu, device, options.seed);
   AdamW adamw(model, options);
-  const int64_t first = options.load.empty() ? 0 : load_checkpoint(options.load, adamw);
+  const int64_t first = from ? restore(*from, adamw) : 0;
   Trajectory reference;
   reference.start = all_weights(model.params());
-  for (int64_t step = first; step < options.steps; ++step) {
+  for (int64_t step = first; step < options.last_step(); ++step) {
     const GlobalBatch batch = global_batch(tokens, options.seed, step, options.batch, options.model.seq);
     const auto parts = micro_batches(device, batch, one_gpu.view(batch.samples, batch.seq), 1);
     model.start_step();

@@ -35,8 +35,9 @@ std::vector<Check> compare(const Trajectory& mine, const Trajectory& reference, 
 std::map<std::string, std::vector<float>> all_weights(Params&);
 std::map<std::string, std::vector<float>> all_gradients(Params&);
 
-// One rank, the whole batch in one piece, the same steps: DESIGN's oracle.
-Trajectory train_reference(Device&, const Options&, std::span<const uint16_t> tokens);
+struct Checkpoint;
+// One rank, the whole batch in one piece, the same steps, also where they begin with a checkpoint: DESIGN's oracle.
+Trajectory train_reference(Device&, const Options&, std::span<const uint16_t> tokens, const Checkpoint* from = nullptr);
 
 // Throws Error naming the step and the first tensor (weights, then gradients, in model order) that is not finite.
 void report_not_finite(int64_t step, double loss, double norm, Params&);

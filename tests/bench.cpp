@@ -1,0 +1,96 @@
+// bench.cpp - speed, as ratios within one run: these machines are shared and noisy, so every step is held against a
+// matrix-product peak measured right beside it, and the median is printed. On a CPU the clock is the time the core
+// has worked for us (one rank is one thread); on a GPU it is the wall's.
+// One line a figure: bench<TAB>name<TAB>value<TAB>unit<TAB>goal
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+#include "../src/lesson.h"
+#include "../src/random.h"
+
+namespace {
+
+#ifdef RINGTRON_CUDA
+constexpr auto now = seconds;
+#else
+constexpr auto now = core_seconds;
+#endif
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void print(const std::string& name, double value, const char* unit, const char* goal = "-") {
+  std::printf("bench\t%s\t%.4g\t%s\t%s\n", name.c_str(), value, unit, goal);
+  std::fflush(stdout);
+}
+
+// Trains a model on random tokens: tokens/s, model FLOP/s, its share of the peak, time outside matrix products.
+void train(const char* name, const ModelConfig& c, int batch, int steps, const char* goal) {
+  Options options;
+  options.model = c;
+  Device device;
+  Parallel one_gpu;
+  Transformer model(c, one_gpu, device, 1);
+  AdamW adamw(model, options);
+  GlobalBatch global{batch, c.seq, {}, {}, int64_t(batch) * c.seq};
+  for (int64_t i = 0; i < global.valid_tokens; ++i) {
+    global.inputs.push_back(int(random_bits(1, 0, i) % c.vocab));
+    global.targets.push_back(int(random_bits(2, 0, i) % c.vocab));
+  }
+  std::vector<double> rates, flops, shares, outside;
+  for (int step = 0; step <= steps; ++step) {
+    const double peak_before = measure_matmul_peak(device, 1024, now);
+    device.synchronize();
+    device.matmul_seconds = 0;
+#ifndef RINGTRON_CUDA
+    if (step % 2) device.matmul_clock = now;  // every other step, because asking the clock also takes time
+#endif
+    const double start = now();
+    const auto parts = micro_batches(device, global, one_gpu.view(batch, c.seq), 1);
+    model.start_step();
+    model.forward(parts[0]);
+    model.backward(parts[0]);
+    model.loss();
+    const double norm = std::sqrt(model.squared_gradient_norm());
+    adamw.step(1e-3f, AdamW::clip_factor(norm, 1));
+    device.synchronize();
+    const double took = now() - start;
+    if (step == 0) continue;  // warms up
+    if (device.matmul_clock) {
+      outside.push_back(100 * (1 - device.matmul_seconds / took));
+      device.matmul_clock = nullptr;
+      continue;
+    }
+    const double rate = double(global.valid_tokens) / took;
+    rates.push_back(rate);
+    flops.push_back(rate * c.flops_per_token() / 1e9);
+    const double peak = 0.5 * (peak_before + measure_matmul_peak(device, 1024, now));
+    shares.push_back(100 * rate * c.flops_per_token() / peak);
+  }
+  const std::string prefix = std::string("single/") + name;
+  print(prefix + "/tokens", median(rates), "tok/s");
+  print(prefix + "/model_flops", median(flops), "GFLOP/s");
+  print(prefix + "/share_of_peak", median(shares), "%", goal);
+  if (!outside.empty()) print(prefix + "/outside_matmul", median(outside), "%");
+}
+
+}  // namespace
+
+// bench [part of a name]: only those figures.
+int main(int argc, char** argv) {
+  const std::string only = argc > 1 ? argv[1] : "";
+  auto wanted = [&](const std::string& name) { return name.find(only) != std::string::npos; };
+  if (wanted("matmul")) {
+    std::vector<double> peaks;
+    Device device;
+    for (int i = 0; i < 5; ++i) peaks.push_back(measure_matmul_peak(device, 1024, now) / 1e9);
+    print("matmul/1024/peak", median(peaks), "GFLOP/s");
+  }
+  //                 vocab  dim  layers heads kv hidden seq
+  const ModelConfig small{256, 128, 4, 8, 4, 512, 128}, large{256, 512, 6, 8, 4, 1408, 256};
+  if (wanted("single/dim128")) train("dim128", small, 16, 24, ">=62");
+  if (wanted("single/dim512")) train("dim512", large, 4, 12, ">=87");
+}
