@@ -59,6 +59,9 @@ OUT := build/$(DEVICE)-$(PRECISION)-$(notdir $(CXX))$(if $(filter cudahost,$(DEV
 OPTIMIZE := -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp-simd
 CXXFLAGS := -std=c++20 $(OPTIMIZE) -g1 -Wall -Wextra -MMD -MP $(DEPS_FLAGS) $(EXTRA)
 LDLIBS := -lpthread
+ifneq ($(findstring clang,$(notdir $(CXX))),)
+CXXFLAGS += -Wno-pass-failed  # clang says so where it can't vectorize a float maximum
+endif
 ifeq ($(PRECISION),bf16)
 CXXFLAGS += -DPRECISION_BF16
 endif
@@ -94,13 +97,16 @@ TESTS := $(filter-out $(if $(filter cuda,$(DEVICE)),tests/test_sim% tests/test_n
            $(wildcard tests/test_*.cpp))
 MPI_PROGRAMS := $(if $(and $(HAVE_MPI),$(filter cpu,$(DEVICE))),$(OUT)/mpi_nccl $(OUT)/bench_all_reduce)
 
+# Ranks of a stage: NP=, else the GPUs present, else 4. As MPI processes where mpich is installed, else as threads.
+RANKS := $(or $(NP),$(if $(filter cuda,$(DEVICE)),$(GPUS)),4)
+
 # ---- targets -------------------------------------------------------------------------------------------------
-.PHONY: help info setup all build-tests build-bench run test bench estimate corpus notes notes-check gpu-check clean FORCE
+.PHONY: help info setup all build-tests build-bench run test bench estimate grid corpus notes notes-check gpu-check clean FORCE
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
-	@echo "  run-<stage>    one stage: $(STAGES)"
+	@echo "  run-<stage>    one stage on NP ranks, TRACE=1 writes its timeline to out/: $(STAGES)"
 
 info:            ## what was found on this machine
 	@echo "compiler   $$($(CXX) --version | head -1)"
@@ -116,7 +122,7 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test bench estimate gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate grid gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
@@ -126,11 +132,12 @@ build-tests: $(OUT)/test_all $(MPI_PROGRAMS)
 build-bench: $(OUT)/bench
 
 run: info all    ## run every stage, then print one table
-	@scripts/run_all.sh $(OUT) "$(LESSONS)" $(ARGS)
+	@scripts/run_all.sh $(OUT) "$(LESSONS)" "$(RANKS)" "$(HAVE_MPI)" $(ARGS)
 
 $(STAGES:%=run-%): run-%: FORCE
 	@$(MAKE) $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS))))
-	$(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS)))) $(ARGS)
+	@scripts/run_stage.sh $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS)))) "$(RANKS)" "$(HAVE_MPI)" \
+	  $(if $(TRACE),--trace out/$*.json) $(ARGS)
 
 test: info build-tests $(if $(filter cpu,$(DEVICE)),all $(OUT)/notes_check)  ## build and run all tests; ends in "N passed, N failed"
 	@scripts/test.sh $(OUT) $(ARGS)
@@ -141,6 +148,9 @@ bench: $(OUT)/bench $(MPI_PROGRAMS)  ## speed: one line a figure, bench<TAB>name
 
 estimate: $(OUT)/estimate  ## parameters, FLOPs, bytes and days of a model: ARGS="--model llama-2-7b", ARGS=--help
 	@$(OUT)/estimate $(ARGS)
+
+grid: $(OUT)/grid  ## which ranks form which group: ARGS="--tp 2 --pp 4 --dp 2 --nodes 8", ARGS=--help
+	@$(OUT)/grid $(ARGS)
 
 corpus:          ## make lessons/corpus.txt anew from README and notes (it is frozen: printed losses depend on it)
 	@scripts/corpus.sh > lessons/corpus.txt.tmp && mv lessons/corpus.txt.tmp lessons/corpus.txt

@@ -27,7 +27,9 @@ constexpr int kThreads = 256;
 #ifdef __CUDACC__
 inline int grid_for_rows(int64_t rows) { return int(rows < 65535 ? (rows > 0 ? rows : 1) : 65535); }
 inline int grid_for_elements(int64_t n) { return grid_for_rows((n + kThreads * 4 - 1) / (kThreads * 4)); }
-inline int threads_for(int64_t width) { return width >= kThreads ? kThreads : int((width + 31) / 32 * 32); }
+inline int threads_for(int64_t width) {  // whole warps, at least one
+  return width >= kThreads ? kThreads : width < 1 ? 32 : int((width + 31) / 32 * 32);
+}
 
 template <class... P, class... A>
 void launch(void (*kernel)(P...), int grid, int block, cudaStream_t stream, A... args) {

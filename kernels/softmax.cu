@@ -1,6 +1,6 @@
 // softmax.cu - the masked softmax of attention: each row of scores becomes probabilities, in place.
 // A query sees the keys whose position is not after its own. Key positions ascend, so what a row sees is a
-// prefix; the rest of the row becomes zero.
+// prefix; the rest of the row, up to `keys`, becomes zero.
 #include "kernels.h"
 #include "kernel.cuh"
 

@@ -41,6 +41,8 @@ void AdamW::refresh_masters() {
 }
 
 void AdamW::step(float lr, float gradient_scale) {
+  Device& device = model_.device();
+  Trace::Scope scope(&device.trace, device.stream(), "compute", "compute", "update");
   begin_step();
   for (Unit& unit : model_.params().units()) update_unit(unit, lr, gradient_scale);
 }

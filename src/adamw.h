@@ -26,6 +26,11 @@ class AdamW {
     FloatBuffer master;    // fp32 weights, if the model's are bf16; else empty
   };
   std::vector<State>& states() { return states_; }
+  int64_t elements() const {  // that this rank updates
+    int64_t all = 0;
+    for (const State& s : states_) all += s.end - s.begin;
+    return all;
+  }
   void refresh_masters();    // after weights were set from outside
   Transformer& model() { return model_; }
 

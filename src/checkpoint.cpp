@@ -78,12 +78,14 @@ void require_whole(AdamW& adamw) {
 // Visits the optimizer's arrays of every parameter: name in the file, device pointer, parameter.
 template <class Visit>
 void each_state(AdamW& adamw, Visit visit) {
-  for (AdamW::State& s : adamw.states())
+  for (AdamW::State& s : adamw.states()) {
+    if (s.end - s.begin != adamw.model().params().unit(s.unit).size) continue;  // a rank that updates nothing
     for (const Param& p : adamw.model().params().unit(s.unit).params) {
       visit("exp_avg." + p.name, s.m.data + p.offset, p);
       visit("exp_avg_sq." + p.name, s.v.data + p.offset, p);
       if (s.master) visit("master." + p.name, s.master.data + p.offset, p);
     }
+  }
 }
 
 const HostTensor& tensor_of(const Safetensors& file, const std::string& path, const std::string& name,

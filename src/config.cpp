@@ -89,6 +89,9 @@ void Options::validate() const {
   if (stop_after < 0 || stop_after > steps)
     throw Error(format("--stop-after is %lld; it must be from 1 to --steps %lld, or 0: the end", (long long)stop_after,
                        (long long)steps));
+  if (world.threads < 1 || world.threads > 255)
+    throw Error(format("--threads is %d; choose 1 to 255 ranks", world.threads));
+  if (!(world.timeout > 0)) throw Error(format("--timeout is %g; it must be above 0 seconds", world.timeout));
   if (log_every < 1) throw Error(format("--log-every is %lld; it must be at least 1", (long long)log_every));
   const std::pair<const char*, const std::string&> paths[] = {{"--save", save}, {"--load", load}, {"--logits", logits}};
   for (auto& [name, path] : paths)
@@ -129,7 +132,16 @@ Options parse_options(int argc, char** argv, const std::string& title, Options o
   app.add_option("--log-every", o.log_every, "steps between progress lines")->group("Output");
   app.add_option("--logits", o.logits, "file to write at the end: tokens and logits of a held-out batch, safetensors")
       ->group("Output");
+  app.add_option("--trace", o.trace, "file to write the timeline of the first steps to: .json for Perfetto, or .svg")
+      ->group("Output");
   app.add_flag("--no-proof", no_proof, "skip the proof (it trains a second time, as the reference)")->group("Output");
+  app.add_option("--threads", o.world.threads, "ranks as threads of one process, unless mpiexec starts them")
+      ->group("Ranks");
+  app.add_option("--timeout", o.world.timeout, "seconds a rank may wait without a byte moving")->group("Ranks");
+  std::string link;
+  app.add_option("--link", link, "simulated link, GB/s,us: bandwidth of each rank's two ports, latency of a message")
+      ->group("Ranks");
+  for (auto& [name, extra] : o.extra) app.add_option("--" + name, extra.value, extra.help)->group("This lesson");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -140,6 +152,12 @@ Options parse_options(int argc, char** argv, const std::string& title, Options o
     throw Error(std::string(wrong.what()) + "; --help lists the options");
   }
   o.proof = !no_proof;
+  if (!link.empty()) {
+    char rest = 0;
+    if (std::sscanf(link.c_str(), "%lf,%lf%c", &o.world.link_gbps, &o.world.link_us, &rest) != 2 ||
+        !(o.world.link_gbps > 0) || !(o.world.link_us >= 0))
+      throw Error(format("--link %s is not bandwidth,latency; for 0.1 GB/s and 50 us write --link 0.1,50", link.c_str()));
+  }
   for (const CLI::Option* option : app.get_options()) {
     if (!option->count()) continue;
     const std::string name = option->get_name(), type = option->get_type_name(), value = option->results().back();

@@ -28,6 +28,21 @@ struct ModelConfig {
   void validate() const;  // throws Error: one line, the numbers, what to do
 };
 
+// How the ranks run and reach each other (src/world.h).
+struct WorldOptions {
+  int threads = 1;         // ranks, when the program was not started by mpiexec
+  double timeout = 30;     // seconds that a rank may wait without a byte moving
+  double link_gbps = 0;    // simulated link: 10^9 bytes per second and port; 0: none
+  double link_us = 0;      // and microseconds per message
+  bool linked() const { return link_gbps > 0 || link_us > 0; }
+};
+
+// An option that only one lesson has.
+struct Extra {
+  double value;
+  std::string help;
+};
+
 struct Options {
   ModelConfig model;
   std::string data = "lessons/corpus.txt";
@@ -46,6 +61,9 @@ struct Options {
   int sample = 0;              // tokens to generate at the end
   int64_t log_every = 10;
   bool proof = true;
+  std::string trace;           // file; empty: none
+  WorldOptions world;
+  std::map<std::string, Extra> extra;  // by name, without the dashes
   std::set<std::string> given;  // the options on the command line, such as "--dim"
 
   // The learning rate of a step, counted from 0: a pure function, so a resumed run continues exactly.

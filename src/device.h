@@ -11,6 +11,7 @@
 
 #include "error.h"
 #include "tensor.h"
+#include "trace.h"
 
 // What a buffer is for. The ledger keeps current and peak bytes of each kind.
 enum class Memory { parameters, gradients, optimizer, activations, workspace, communication, data };
@@ -38,6 +39,7 @@ class Device {
   cudaStream_t stream() const { return stream_; }  // where a rank computes
   std::string name() const;
   void synchronize();
+  Trace trace;                                     // the timeline; off until started
 
   // ---- memory ----
   // Freed blocks are kept and handed out again for the same size, because cudaMalloc is slow on a GPU.

@@ -33,13 +33,14 @@ int product(const Axes& axes) {
   for (const Axis& a : axes) {
     if (a.size < 1) throw Error(format("--%s is %d; it must be at least 1", a.name.c_str(), a.size));
     all *= a.size;
-    if (all > INT_MAX) throw Error(text_of(axes) + " are more ranks than can be numbered; choose smaller sizes");
+    if (all > INT_MAX)
+      throw Error(text_of(axes) + " are more ranks than can be numbered; choose smaller sizes");
   }
   return int(all);
 }
 
-// The whole of it. A rank is the sum of coordinate * stride over the axes. The `chosen` axes give the distances of
-// a group's members from its first rank, the other axes give the first ranks.
+// The whole of it. A rank is the sum of coordinate * stride over the axes. The `chosen` axes give the
+// distances of a group's members from its first rank, the other axes give the first ranks.
 std::vector<std::vector<int>> cut(const Axes& axes, const std::vector<std::string>& chosen) {
   std::vector<int> members{0}, firsts{0};
   int stride = 1;
@@ -60,8 +61,10 @@ std::vector<std::vector<int>> cut(const Axes& axes, const std::vector<std::strin
 }
 
 [[noreturn]] void unknown(const std::string& name) {
-  throw Error(format("'%s' is no axis or kind of group; it is tp, cp, dp, pp joined by '-', or etp, ep, edp, pp joined "
-                     "by '-', or embedding", name.c_str()));
+  throw Error(format(
+      "'%s' is no axis or kind of group; it is tp, cp, dp, pp joined by '-', or etp, ep, edp, pp joined "
+      "by '-', or embedding",
+      name.c_str()));
 }
 
 }  // namespace
@@ -73,9 +76,10 @@ int Grid::edp() const {
   const Axes experts = {{"etp", etp}, {"ep", ep}, {"pp", pp}};
   const int one_copy = product(experts);
   if (ranks % one_copy)
-    throw Error(format("%s = %d does not divide the %d ranks of %s; a stage has %d ranks, and --etp x --ep must divide "
-                       "that", text_of(experts).c_str(), one_copy, ranks, text_of(dense_axes(*this)).c_str(),
-                       ranks / pp));
+    throw Error(format(
+        "%s = %d does not divide the %d ranks of %s; a stage has %d ranks, and --etp x --ep must divide "
+        "that",
+        text_of(experts).c_str(), one_copy, ranks, text_of(dense_axes(*this)).c_str(), ranks / pp));
   return ranks / one_copy;
 }
 
@@ -87,8 +91,10 @@ void Grid::validate(int given) const {
     if (given % replica == 0)
       remedy = format("--dp %d fits", given / replica);
     else
-      remedy = format("no --dp fits, because %d is not a multiple of tp x cp x pp = %d; change those, or the number of "
-                      "ranks", given, replica);
+      remedy = format(
+          "no --dp fits, because %d is not a multiple of tp x cp x pp = %d; change those, or the number of "
+          "ranks",
+          given, replica);
     throw Error(format("%s = %d ranks, and there are %d; %s", text_of(dense_axes(*this)).c_str(), mine, given,
                        remedy.c_str()));
   }
@@ -124,7 +130,8 @@ std::vector<int> Grid::group_of(int rank, const std::string& kind) const {
 
 int Grid::coordinate(int rank, const std::string& name) const {
   const int ranks = world();
-  if (rank < 0 || rank >= ranks) throw Error(format("rank %d is outside the grid's ranks 0 to %d", rank, ranks - 1));
+  if (rank < 0 || rank >= ranks)
+    throw Error(format("rank %d is outside the grid's ranks 0 to %d", rank, ranks - 1));
   for (const Axes& axes : {dense_axes(*this), expert_axes(*this)}) {
     int stride = 1;
     for (const Axis& axis : axes) {

@@ -50,21 +50,36 @@ std::unique_ptr<Group> Group::split(int color, int key, const std::string& name)
   return comm ? std::make_unique<Group>(comm, name, device_) : nullptr;
 }
 
+template <class Call>
+void Group::run(const char* name, int64_t bytes, cudaStream_t stream, Call call) {
+  Trace& trace = device_.trace;
+  const bool own = on(stream) != device_.stream();
+  Trace::Scope scope(&trace, on(stream), own ? "communication" : "compute", "communication", name,
+                     trace.on() ? format("%lld bytes in %s", (long long)bytes, name_.c_str()) : "");
+  check_nccl(call(on(stream)), name);
+}
+
 template <class T>
 void Group::all_reduce(TensorOf<T> x, Reduce op, cudaStream_t stream) {
-  NCCL_CHECK(ncclAllReduce(x.data, x.data, x.numel(), type_of(x.data), op_of(op), comm_, on(stream)));
+  run("all_reduce", x.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclAllReduce(x.data, x.data, x.numel(), type_of(x.data), op_of(op), comm_, s);
+  });
 }
 
 template <class T>
 void Group::reduce_scatter(TensorOf<T> out, TensorOf<T> in, cudaStream_t stream) {
   check_parts(*this, "reduce_scatter", in.numel(), out.numel());
-  NCCL_CHECK(ncclReduceScatter(in.data, out.data, out.numel(), type_of(in.data), ncclSum, comm_, on(stream)));
+  run("reduce_scatter", in.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclReduceScatter(in.data, out.data, out.numel(), type_of(in.data), ncclSum, comm_, s);
+  });
 }
 
 template <class T>
 void Group::all_gather(TensorOf<T> out, TensorOf<T> in, cudaStream_t stream) {
   check_parts(*this, "all_gather", out.numel(), in.numel());
-  NCCL_CHECK(ncclAllGather(in.data, out.data, in.numel(), type_of(in.data), comm_, on(stream)));
+  run("all_gather", out.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclAllGather(in.data, out.data, in.numel(), type_of(in.data), comm_, s);
+  });
 }
 
 template <class T>
@@ -82,22 +97,30 @@ void Group::all_to_all(TensorOf<T> out, TensorOf<T> in, cudaStream_t stream) {
 
 template <class T>
 void Group::broadcast(TensorOf<T> x, int root, cudaStream_t stream) {
-  NCCL_CHECK(ncclBroadcast(x.data, x.data, x.numel(), type_of(x.data), root, comm_, on(stream)));
+  run("broadcast", x.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclBroadcast(x.data, x.data, x.numel(), type_of(x.data), root, comm_, s);
+  });
 }
 
 template <class T>
 void Group::reduce(TensorOf<T> x, int root, cudaStream_t stream) {
-  NCCL_CHECK(ncclReduce(x.data, x.data, x.numel(), type_of(x.data), ncclSum, root, comm_, on(stream)));
+  run("reduce", x.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclReduce(x.data, x.data, x.numel(), type_of(x.data), ncclSum, root, comm_, s);
+  });
 }
 
 template <class T>
 void Group::send(TensorOf<T> x, int peer, cudaStream_t stream) {
-  NCCL_CHECK(ncclSend(x.data, x.numel(), type_of(x.data), peer, comm_, on(stream)));
+  run("send", x.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclSend(x.data, x.numel(), type_of(x.data), peer, comm_, s);
+  });
 }
 
 template <class T>
 void Group::receive(TensorOf<T> x, int peer, cudaStream_t stream) {
-  NCCL_CHECK(ncclRecv(x.data, x.numel(), type_of(x.data), peer, comm_, on(stream)));
+  run("receive", x.numel() * sizeof(T), stream, [&](cudaStream_t s) {
+    return ncclRecv(x.data, x.numel(), type_of(x.data), peer, comm_, s);
+  });
 }
 
 Group::Together::Together() { NCCL_CHECK(ncclGroupStart()); }

@@ -8,7 +8,11 @@
 #include <string>
 
 #include "device.h"
-#include "nccl.h"
+#ifdef RINGTRON_NCCL
+#include <nccl.h>
+#else
+#include "sim/include/nccl.h"  // the same calls, over threads or MPI
+#endif
 
 enum class Reduce { sum, max };
 
@@ -49,6 +53,8 @@ class Group {
 
  private:
   cudaStream_t on(cudaStream_t stream) const { return stream ? stream : device_.stream(); }
+  // Runs one call of NCCL, as a span of the timeline.
+  template <class Call> void run(const char* name, int64_t bytes, cudaStream_t stream, Call call);
   ncclComm_t comm_;
   std::string name_;
   Device& device_;

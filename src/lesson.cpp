@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdarg>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
@@ -42,6 +43,8 @@ double measure_matmul_peak(Device& device, int size, double (*clock)()) {
 
 namespace {
 
+constexpr int kTracedSteps = 3;  // of --trace: enough to see a pattern, short enough to look at
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::nth_element(values.begin(), values.begin() + long(values.size()) / 2, values.end());
@@ -58,11 +61,24 @@ std::string short_number(double value) {
 
 }  // namespace
 
-Lesson::Lesson(const std::string& name, const Options& options, const Corpus& corpus, Device& device)
-    : name_(name), options_(options), corpus_(corpus), device_(device) {}
+Lesson::Lesson(const std::string& name, const Options& options, const Corpus& corpus, Device& device, World& world)
+    : name_(name), options_(options), corpus_(corpus), device_(device), world_(world) {}
+
+void Lesson::print(const char* text, ...) const {
+  if (world_.rank() != 0) return;
+  std::va_list arguments;
+  va_start(arguments, text);
+  std::vprintf(text, arguments);
+  va_end(arguments);
+  std::fflush(stdout);
+}
+
+std::string Lesson::link_text() const {
+  const WorldOptions& w = options_.world;
+  return w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "";
+}
 
 void Lesson::start(AdamW& adamw) {
-  Transformer& model = adamw.model();
   const ModelConfig& c = config();
   if (!options_.load.empty()) {
     loaded_ = read_checkpoint(options_.load);
@@ -74,21 +90,24 @@ void Lesson::start(AdamW& adamw) {
     throw Error(format("--load %s is at step %lld already, and %s is %lld; raise %s to go on", options_.load.c_str(),
                        (long long)first_step_, name, (long long)options_.last_step(), name));
   }
-  peak_flops_ = measure_matmul_peak(device_);
+  if (world_.rank() == 0) peak_flops_ = measure_matmul_peak(device_);
+  print("%s: %s%s%s\n", name_.c_str(), device_.name().c_str(),
+        world_.size() == 1 ? "" : format(", %d ranks as %s", world_.size(), under_mpiexec() ? "processes" : "threads").c_str(),
+        link_text().c_str());
+  print("  model   %s parameters: dim %d, %d layers, %d heads (%d kv), hidden %d, vocabulary %d, %s\n",
+        short_number(double(c.parameters())).c_str(), c.dim, c.layers, c.heads, c.kv_heads, c.hidden, c.vocab,
+        kPrecision);
+  print("  data    %s: %zu tokens; entropy of a token %.3f nats, of one after another %.3f (bigram)\n",
+        corpus_.name().c_str(), corpus_.tokens().size(), unigram_entropy(corpus_.tokens()),
+        bigram_entropy(corpus_.tokens()));
+  print("  batch   %d samples x %d tokens, %d micro-batch%s a rank, steps %lld to %lld\n", options_.batch, c.seq,
+        options_.micro_batches, options_.micro_batches == 1 ? "" : "es", (long long)first_step_ + 1,
+        (long long)options_.last_step());
+  print("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n", short_number(peak_flops_).c_str(),
+        short_number(c.flops_per_token()).c_str());
+  if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
-  std::printf("%s: %s\n", name_.c_str(), device_.name().c_str());
-  std::printf("  model   %s parameters: dim %d, %d layers, %d heads (%d kv), hidden %d, vocabulary %d, %s\n",
-              short_number(double(c.parameters())).c_str(), c.dim, c.layers, c.heads, c.kv_heads, c.hidden, c.vocab,
-              kPrecision);
-  std::printf("  data    %s: %zu tokens; entropy of a token %.3f nats, of one after another %.3f (bigram)\n",
-              corpus_.name().c_str(), corpus_.tokens().size(), unigram_entropy(corpus_.tokens()),
-              bigram_entropy(corpus_.tokens()));
-  std::printf("  batch   %d samples x %d tokens in %d micro-batch%s, steps %lld to %lld\n", options_.batch, c.seq,
-              options_.micro_batches, options_.micro_batches == 1 ? "" : "es", (long long)first_step_ + 1,
-              (long long)options_.last_step());
-  std::printf("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n",
-              short_number(peak_flops_).c_str(), short_number(c.flops_per_token()).c_str());
-  if (options_.proof) mine_.start = all_weights(model.params());
+  world_.reset_traffic();
   logged_step_ = first_step_;
   started_ = logged_ = seconds();
 }
@@ -108,7 +127,16 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   if (!std::isfinite(loss) || !std::isfinite(norm)) report_not_finite(step, loss, norm, model.params());
   mine_.losses.push_back(loss);
   mine_.norms.push_back(norm);
-  if (step == first_step_ && options_.proof) mine_.gradients = all_gradients(model.params());
+  if (step == first_step_ && options_.proof) {
+    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), true));
+    if (world_.rank() == 0) {
+      Assembled all = assemble(config(), packed);
+      mine_.gradients = std::move(all.tensors);
+      all.copies.what = "gradient " + all.copies.what, all.missing.what = "gradient " + all.missing.what;
+      assembly_.insert(assembly_.end(), {all.copies, all.missing});
+    }
+  }
+  if (step == first_step_ + kTracedSteps - 1) device_.trace.stop();
   const int64_t done = step + 1;
   if (done % options_.log_every && done != options_.last_step() && step != first_step_) return;
   const double now = seconds();
@@ -116,10 +144,9 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   const double flops = rate * config().flops_per_token();
   if (step != first_step_) rates_.push_back(rate);  // the first step also warms up
   const int left = int((now - started_) / double(done - first_step_) * double(options_.last_step() - done) + 0.5);
-  std::printf("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of peak  %d:%02d left\n",
-              (long long)done, (long long)options_.steps, loss, norm, learning_rate(step), short_number(rate).c_str(),
-              short_number(flops).c_str(), 100 * flops / peak_flops_, left / 60, left % 60);
-  std::fflush(stdout);
+  print("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of peak  %d:%02d left\n",
+        (long long)done, (long long)options_.steps, loss, norm, learning_rate(step), short_number(rate).c_str(),
+        short_number(flops).c_str(), 100 * flops / (peak_flops_ * world_.size()), left / 60, left % 60);
   logged_ = now;
   logged_step_ = done;
 }
@@ -133,22 +160,52 @@ double Lesson::held_out_loss(Transformer& model) {
     for (const MicroBatch& part : micro_batches(device_, batch, model.parallel().view(batch.samples, batch.seq), 1))
       loss += model.evaluate(part);
   }
-  return loss / rounds;
+  return world_.sum(loss / rounds);
 }
 
 void Lesson::finish(AdamW& adamw) {
-  if (!options_.save.empty()) {
-    save_checkpoint(options_.save, adamw, options_.last_step());
-    std::printf("  saved   %s\n", options_.save.c_str());
-  }
+  Transformer& model = adamw.model();
+  trained_ = seconds() - started_;
+  for (const Traffic& row : world_.traffic())  // nothing may travel that no formula spoke of
+    if (row.sent && !traffic_expected_.count(row.group + " " + row.operation))
+      costs_.push_back({"sent by " + row.operation + " in " + row.group, "nothing", row.sent, 0});
+  if (!options_.save.empty() && world_.rank() == 0) save_checkpoint(options_.save, adamw, options_.last_step());
+  if (!options_.save.empty()) print("  saved   %s\n", options_.save.c_str());
   double last = 0;
   const int window = int(std::min<size_t>(10, mine_.losses.size()));
   for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
-  if (options_.proof) mine_.end = all_weights(adamw.model().params());
-  std::printf("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window,
-              held_out_loss(adamw.model()), bigram_entropy(corpus_.tokens()));
-  if (!options_.logits.empty()) save_logits(adamw.model());
-  if (options_.sample > 0) sample(adamw.model());
+  if (options_.proof) {
+    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), false));
+    if (world_.rank() == 0) {
+      Assembled all = assemble(config(), packed);
+      mine_.end = std::move(all.tensors);
+      all.copies.what = "parameter " + all.copies.what, all.missing.what = "parameter " + all.missing.what;
+      assembly_.insert(assembly_.end(), {all.copies, all.missing});
+    }
+  }
+  const double held_out = held_out_loss(model);
+  print("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window, held_out,
+        bigram_entropy(corpus_.tokens()));
+  if (!options_.trace.empty()) write_trace();
+  if (world_.rank() != 0) return;
+  if (!options_.logits.empty()) save_logits(model);
+  if (options_.sample > 0) sample(model);
+}
+
+void Lesson::write_trace() {
+  std::vector<Span> spans;
+  for (const std::string& text : world_.gather(serialize(device_.trace.spans())))
+    for (Span& span : parse_spans(text)) spans.push_back(std::move(span));
+  if (world_.rank() != 0) return;
+  if (options_.trace.ends_with(".svg")) {
+    SvgOptions svg;
+    svg.title = format("%s, %d rank%s%s", name_.c_str(), world_.size(), world_.size() == 1 ? "" : "s",
+                       link_text().c_str());
+    write_svg(options_.trace, spans, svg);
+  } else {
+    write_chrome_trace(options_.trace, spans);
+  }
+  print("  trace   %s: %zu spans of the first %d steps\n", options_.trace.c_str(), spans.size(), kTracedSteps);
 }
 
 // For other programs to check: tests/reference/check_transformers.py.
@@ -202,35 +259,113 @@ void Lesson::sample(Transformer& model) {
 }
 
 void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula) {
-  const int64_t peak = device_.peak(kind);
-  memory_.push_back({format("peak %s", memory_name(kind)), format("%lld bytes, %s = %lld", (long long)peak,
-                     formula.c_str(), (long long)bytes), double(std::abs(peak - bytes)), 0});
+  costs_.push_back({format("peak %s", memory_name(kind)), formula, device_.peak(kind), bytes});
+}
+
+void Lesson::expect_state(int64_t parameters, int64_t gradients, int64_t optimizer) {
+  expect_peak(Memory::parameters, parameters, "B Psi");
+  expect_peak(Memory::gradients, gradients, "B Psi");
+  expect_peak(Memory::optimizer, optimizer, sizeof(real) == 4 ? "8 per parameter updated here" : "12 per parameter updated here");
+}
+
+void Lesson::expect_activations(Transformer& model) {
+  const View view = model.parallel().view(options_.batch, config().seq);
+  const int64_t samples = view.last_sample - view.first_sample, T = int64_t(view.positions.size());
+  const int64_t most = (samples + options_.micro_batches - 1) / options_.micro_batches, B = sizeof(real);
+  expect_peak(Memory::activations, peak_activation_bytes(config(), most * T, B),
+              "L (B N (4D + 2A + 2K + 3F + H T) + 8 N) + B N (3D + V) + 4 N");
+  expect_peak(Memory::workspace, peak_workspace_bytes(config(), int(most), int(T), samples * T, B),
+              "the largest scratch of a block's backward");
+}
+
+void Lesson::expect_traffic(const std::string& what, const std::string& group, const std::string& operation,
+                            int64_t Traffic::*field, int64_t expected, const std::string& formula) {
+  int64_t counted = 0;
+  for (const Traffic& row : world_.traffic())
+    if (row.group == group && row.operation == operation) counted += row.*field;
+  traffic_expected_.insert(group + " " + operation);
+  costs_.push_back({what + " " + operation + " in " + group, formula, World::counts_traffic() ? counted : -1, expected});
+}
+
+void Lesson::expect_sent(const std::string& group, const std::string& operation, int64_t bytes, const std::string& formula) {
+  expect_traffic("sent by", group, operation, &Traffic::sent, bytes, formula);
+}
+
+void Lesson::expect_received(const std::string& group, const std::string& operation, int64_t bytes,
+                             const std::string& formula) {
+  expect_traffic("received by", group, operation, &Traffic::received, bytes, formula);
+}
+
+void Lesson::expect_calls(const std::string& group, const std::string& operation, int64_t calls, const std::string& formula) {
+  expect_traffic("calls of", group, operation, &Traffic::calls, calls, formula);
+}
+
+// Gathers what every rank counted; a line for each cost, with the ranks' numbers if they differ.
+bool Lesson::prove_costs() {
+  std::string mine;
+  for (const Cost& c : costs_) mine += format("%lld %lld\n", (long long)c.counted, (long long)c.expected);
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> ranks;
+  for (const std::string& text : world_.gather(mine)) {
+    ranks.emplace_back();
+    const char* at = text.c_str();
+    for (int used = 0; *at; at += used) {
+      long long counted, expected;
+      if (std::sscanf(at, "%lld %lld\n%n", &counted, &expected, &used) != 2) break;
+      ranks.back().push_back({counted, expected});
+    }
+  }
+  bool ok = true;
+  for (size_t i = 0; i < costs_.size(); ++i) {
+    std::string counted, expected;
+    bool equal = true, right = true, known = true;
+    for (const auto& rank : ranks) {
+      if (i >= rank.size()) { right = false; continue; }
+      equal = equal && rank[i] == ranks[0][i];
+      known = known && rank[i].first >= 0;
+      right = right && (rank[i].first == rank[i].second || rank[i].first < 0);
+    }
+    for (size_t r = 0; r < (equal ? 1 : ranks.size()); ++r) {
+      if (i >= ranks[r].size()) continue;
+      counted += format("%s%lld", r ? ", " : "", (long long)ranks[r][i].first);
+      expected += format("%s%lld", r ? ", " : "", (long long)ranks[r][i].second);
+    }
+    ok = ok && right;
+    if (!known) print("  --   %-28s formula: %s = %s (NCCL does not report bytes)\n", costs_[i].what.c_str(),
+                      costs_[i].formula.c_str(), expected.c_str());
+    else if (right) print("  ok   %-28s %s = %s\n", costs_[i].what.c_str(), counted.c_str(), costs_[i].formula.c_str());
+    else print("  FAIL %-28s %s by rank, but %s = %s\n", costs_[i].what.c_str(), counted.c_str(),
+               costs_[i].formula.c_str(), expected.c_str());
+  }
+  return ok;
 }
 
 int Lesson::prove(Transformer&) {
-  bool ok = true;
-  std::printf("proof of %s\n", name_.c_str());
-  auto show = [&](const Check& check, const char* unit) {
-    ok = ok && check.ok();
-    std::printf("  %-4s %-30s %.2e%s (at most %.0e)  %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.value,
-                unit, check.bound, check.ok() && check.value == 0 ? "" : check.detail.c_str());
-  };
+  print("proof of %s\n", name_.c_str());
+  print(" same bytes as the formula, over %lld steps%s\n", (long long)mine_.losses.size(),
+        world_.size() > 1 ? "; one number if it is the same on every rank, else by rank" : "");
+  bool ok = prove_costs();
+  if (world_.rank() != 0) return 0;  // the numbers are rank 0's to compare; its exit status speaks for all
   if (options_.proof) {
     const Trajectory reference =
         train_reference(device_, options_, corpus_.train(config().seq), loaded_ ? &*loaded_ : nullptr);
-    std::printf(" same numbers as one rank with the whole batch in one piece: worst difference\n");
-    for (const Check& check : compare(mine_, reference, Bounds::standard())) show(check, "");
+    print(" same numbers as one rank with the whole batch in one piece: worst difference\n");
+    for (const Check& check : compare(mine_, reference, Bounds::standard())) {
+      ok = ok && check.ok();
+      print("  %-4s %-28s %.2e (at most %.0e)  %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.value,
+            check.bound, check.ok() && check.value == 0 ? "" : check.detail.c_str());
+    }
+    for (const Check& check : assembly_) {
+      if (world_.size() == 1) continue;
+      ok = ok && check.ok();
+      print("  %-4s %-43s %.0f  %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.value,
+            check.detail.c_str());
+    }
   } else {
-    std::printf(" numbers not compared: --no-proof\n");
+    print(" numbers not compared: --no-proof\n");
   }
-  std::printf(" same bytes as the formula: peak of this rank\n");
-  for (const Check& check : memory_) {
-    ok = ok && check.ok();
-    std::printf("  %-4s %-18s %s\n", check.ok() ? "ok" : "FAIL", check.what.c_str(), check.detail.c_str());
-  }
-  std::printf("summary\t%s\t%s\t%.4f\t%.4f\t%.0f\t%.1f\n", name_.c_str(),
-              !ok ? "FAILED" : options_.proof ? "proved" : "skipped", mine_.losses.front(),
-              mine_.losses.back(), median(rates_), seconds() - started_);
+  print("summary\t%s\t%s\t%d\t%.4f\t%.4f\t%.0f\t%.1f\n", name_.c_str(),
+        !ok ? "FAILED" : options_.proof ? "proved" : "skipped", world_.size(), mine_.losses.front(),
+        mine_.losses.back(), median(rates_), seconds() - started_);
   return ok ? 0 : 1;
 }
 
@@ -255,15 +390,20 @@ static void check_memory(const Options& o) {
 #endif
 }
 
-// The folder of --logits must be there.
-static void check_logits(const Options& o) {
-  if (o.logits.empty()) return;
-  const std::filesystem::path file = o.logits, folder = file.parent_path();
+// The folder of a file to write must be there.
+static void check_file(const char* option, const std::string& name) {
+  if (name.empty()) return;
+  const std::filesystem::path file = name, folder = file.parent_path();
   if (std::filesystem::is_directory(file) || access(folder.empty() ? "." : folder.c_str(), W_OK) != 0)
-    throw Error(format("--logits %s can't be written; name a file in a folder that exists", o.logits.c_str()));
+    throw Error(format("%s %s can't be written; name a file in a folder that exists", option, name.c_str()));
 }
 
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody body) {
+  auto say = [&](const std::string& wrong) {
+    std::fflush(stdout);
+    if (mpi_rank() == 0) std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());  // all processes found the same
+    return 1;
+  };
   try {
     Options options = parse_options(argc, argv, std::string(name) + ": " + title, defaults);
     if (!options.load.empty()) options.adopt(checkpoint_config(options.load), options.load + "/config.json");
@@ -272,19 +412,30 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
     if (!options.given.count("--vocab") && options.load.empty()) options.model.vocab = corpus.vocabulary();
     corpus.check_vocabulary(options.model.vocab);
     corpus.check_length(options.model.seq);
+    const int ranks = ranks_to_run(options.world);
+    if (int64_t(ranks) > 1 && defaults.world.threads == 1)
+      throw Error(format("this lesson is about one rank, and %d were asked for; start it without mpiexec and --threads",
+                         ranks));
     check_memory(options);
-    check_logits(options);
-    if (!options.save.empty()) check_writable(options.save);
-    Device device;
-    Lesson lesson(name, options, corpus, device);
-    return body(lesson);
+    check_file("--logits", options.logits);
+    check_file("--trace", options.trace);
+    if (!options.save.empty() && mpi_rank() == 0) check_writable(options.save);
+    return run_ranks(argc, argv, name, options.world, [&](int rank) {
+      try {
+        Device device(rank);
+        World world(device);
+        Lesson lesson(name, options, corpus, device, world);
+        return body(lesson);
+      } catch (const std::bad_alloc&) {
+        throw Error("out of memory; choose a smaller model, --seq, --batch or --steps");
+      } catch (const std::exception& wrong) {
+        if (ranks > 1) throw;  // the others hear of it
+        return say(wrong.what());
+      }
+    });
   } catch (const std::bad_alloc&) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "%s: out of memory; choose a smaller model, --seq, --batch or --steps\n", name);
-    return 1;
+    return say("out of memory; choose a smaller model, --seq, --batch or --steps");
   } catch (const std::exception& wrong) {
-    std::fflush(stdout);
-    std::fprintf(stderr, "%s: %s\n", name, wrong.what());
-    return 1;
+    return say(wrong.what());
   }
 }

@@ -3,21 +3,27 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "adamw.h"
 #include "checkpoint.h"
 #include "verify.h"
+#include "world.h"
 
 class Lesson {
  public:
-  Lesson(const std::string& name, const Options&, const Corpus&, Device&);
+  Lesson(const std::string& name, const Options&, const Corpus&, Device&, World&);
 
   const Options& options() const { return options_; }
   const ModelConfig& config() const { return options_.model; }
   Device& device() { return device_; }
+  World& world() { return world_; }
   uint64_t seed() const { return options_.seed; }
+  double option(const std::string& name) const { return options_.extra.at(name).value; }  // one of this lesson's own
+  std::string link_text() const;   // " over a simulated link of ..", or nothing: goes into every output that used it
+  void print(const char* text, ...) const __attribute__((format(printf, 2, 3)));  // by rank 0
 
   // ---- the loop ----
   void start(AdamW&);              // loads --load, if given; says what will be trained
@@ -25,32 +31,52 @@ class Lesson {
   std::vector<MicroBatch> batch(int64_t step, Transformer&);  // this rank's part of the step's global batch
   float learning_rate(int64_t step) const { return options_.learning_rate(step); }
   float clip_factor(double norm) const { return AdamW::clip_factor(norm, options_.clip); }
+  double sum(double mine) { return world_.sum(mine); }        // over all ranks: losses, squared norms
   // Call it between the gradients and the update, with the global loss and norm: records both for the proof, prints
   // a progress line, and stops the run if either is not finite.
   void log(int64_t step, double loss, double norm, Transformer&);
 
-  // ---- the end ----
-  void finish(AdamW&);             // saves to --save, prints the held-out loss and a sample of text; --logits
+  // ---- what training should have cost this rank: formula against what was counted. Call after the loop ----
   void expect_peak(Memory kind, int64_t bytes, const std::string& formula);
+  void expect_state(int64_t parameters, int64_t gradients, int64_t optimizer);  // peaks of the three, bytes
+  void expect_activations(Transformer&);   // of a rank that runs all layers on its samples
+  void expect_sent(const std::string& group, const std::string& operation, int64_t bytes, const std::string& formula);
+  void expect_received(const std::string& group, const std::string& operation, int64_t bytes,
+                       const std::string& formula);
+  void expect_calls(const std::string& group, const std::string& operation, int64_t calls, const std::string& formula);
+
+  // ---- the end ----
+  void finish(AdamW&);             // saves to --save, prints the held-out loss and a sample of text; --logits, --trace
   int prove(Transformer&);         // prints the proof; 0 if everything holds
 
  private:
+  struct Cost {                    // one thing counted on this rank
+    std::string what, formula;
+    int64_t counted, expected;
+  };
+  void expect_traffic(const std::string& what, const std::string& group, const std::string& operation,
+                      int64_t Traffic::*field, int64_t expected, const std::string& formula);
   double held_out_loss(Transformer&);
   void sample(Transformer&);
   void save_logits(Transformer&);
+  void write_trace();
+  bool prove_costs();
 
   std::string name_;
   const Options& options_;
   const Corpus& corpus_;
   Device& device_;
+  World& world_;
   std::optional<Checkpoint> loaded_;
   int64_t first_step_ = 0;
   double peak_flops_ = 0;          // measured matrix-product peak of this machine, FLOP/s
-  double started_ = 0, logged_ = 0;
+  double started_ = 0, logged_ = 0, trained_ = 0;
   int64_t logged_step_ = 0;
   std::vector<double> rates_;      // tokens/s of each progress line
-  Trajectory mine_;
-  std::vector<Check> memory_;
+  Trajectory mine_;                // assembled from all ranks, on rank 0
+  std::vector<Check> assembly_;    // whether the ranks' parts fit together
+  std::vector<Cost> costs_;
+  std::set<std::string> traffic_expected_;
 };
 
 // Seconds of a clock that only moves forward.

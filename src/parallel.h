@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "group.h"
 #include "params.h"
 
 class Transformer;
@@ -29,8 +30,6 @@ struct Op {
   int micro_batch;
   int chunk = 0;  // which of this rank's model chunks (interleaved pipelines have several)
 };
-
-enum class Reduce { sum, max };
 
 struct Parallel {
   virtual ~Parallel() = default;
@@ -78,6 +77,5 @@ struct Parallel {
 
   // ---- once a step ----
   virtual void finish_gradients(Transformer&) {}               // dp, ring, zero1; sp norms; tied weights
-  virtual double sum(double mine) { return mine; }             // over all ranks: loss, squared norm
   virtual void update(AdamW&, float lr, float gradient_scale); // dp, zero, offload, async_ps
 };

@@ -39,7 +39,7 @@ float Params::initial_value(const Param& p, uint64_t seed, int64_t global_index)
   return 0.02f * random_normal(seed, hash_name(p.name), uint64_t(global_index));  // Hugging Face's initializer_range
 }
 
-Params::Params(const ModelConfig& config, Parallel& parallel, Device& device, uint64_t seed) : device_(device) {
+Params::Params(const ModelConfig& config, Parallel& parallel, Device& device, uint64_t seed) : config_(config), device_(device) {
   for (Param& p : describe(config)) {
     if (parallel.stage(p.unit) < 0) continue;
     if (units_.empty() || units_.back().index != p.unit) {

@@ -78,9 +78,11 @@ class Params {
   std::vector<float> gradient_to_host(const Param&);
   void set_weight(Param&, const std::vector<float>& whole);
 
+  const ModelConfig& config() const { return config_; }
   Device& device() { return device_; }
 
  private:
+  ModelConfig config_;
   Device& device_;
   std::vector<Unit> units_;
 };

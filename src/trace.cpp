@@ -1,6 +1,7 @@
 #include "trace.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -13,7 +14,8 @@
 
 namespace {
 double now_us() {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(now).count();
 }
 }  // namespace
 
@@ -30,7 +32,7 @@ void Trace::start(int rank) {
   read();  // their times count from the base so far
   rank_ = rank;
   if (!base_) CUDA_CHECK(cudaEventCreate(&base_));
-  // The event happened between two looks at the clock. The tightest of some tries leaves out the start of the driver.
+  // The event happened between two looks at the clock. A tight pair leaves out the start of the driver.
   double tightest = INFINITY;
   for (int i = 0; i < 10; ++i) {
     const double before = now_us();
@@ -68,7 +70,8 @@ void Trace::Scope::end() noexcept {
   trace_->recorded_.push_back(std::move(recorded));
 }
 
-// All times of one start() are taken from the same event: rounding then keeps their order, so what was nested stays so.
+// All times of one start() are taken from the same event: rounding then keeps their order, so what was nested
+// stays so.
 void Trace::read() {
   for (const auto& r : recorded_) {
     float begin = 0, end = 0;
@@ -112,7 +115,8 @@ std::vector<Span> parse_spans(const std::string& text) {
       spans.push_back({s.at(0), s.at(1), s.at(2), s.at(3), s.at(4), s.at(5), s.at(6), s.at(7), s.at(8)});
     }
   } catch (const json::exception& wrong) {
-    throw Error(format("%zu bytes are no spans of a timeline, as serialize() makes them: %s", text.size(), wrong.what()));
+    throw Error(format("%zu bytes are no spans of a timeline, as serialize() makes them: %s", text.size(),
+                       wrong.what()));
   }
   return spans;
 }
@@ -139,11 +143,10 @@ constexpr Group kGroups[] = {
 // By what it is, then, for compute, by the first word of its name.
 const Group& group_of(const Span& s) {
   auto named = [](const std::string& text) {
-    auto it = std::find_if(std::begin(kGroups), std::end(kGroups), [&](const Group& g) {
-      const std::string name = g.name;
-      return text.compare(0, name.size(), name) == 0 && (text.size() == name.size() || !std::isalpha(text[name.size()]));
-    });
-    return it;
+    size_t word = 0;
+    while (word < text.size() && std::isalpha(static_cast<unsigned char>(text[word]))) ++word;
+    return std::find_if(std::begin(kGroups), std::end(kGroups),
+                        [&](const Group& g) { return text.compare(0, word, g.name) == 0; });
   };
   const Group* it = s.category == "compute" ? named(s.name) : named(s.category);
   if (it == std::end(kGroups)) it = named(s.category);
@@ -194,28 +197,30 @@ std::string chrome_trace(const std::vector<Span>& spans) {
     event(format("\"ph\": \"M\", \"name\": \"%s\", \"pid\": %d, \"tid\": %d, \"args\": {%s}", what, pid, tid,
                  args.c_str()));
   };
-  int last_rank = -1;
+  int last_pid = 0;
   for (const auto& [key, row] : rows_of(spans, streams)) {
-    const auto [rank, stream] = key;
-    if (rank != last_rank) {
-      meta("process_name", rank, 0, format("\"name\": \"rank %d\"", rank));
-      meta("process_sort_index", rank, 0, format("\"sort_index\": %d", rank));
+    // From 1: process 0 and thread 0 are the idle task to Perfetto (google/perfetto issues 394, 560).
+    const int rank = key.first, pid = rank + 1, tid = key.second + 1;
+    if (pid != last_pid) {
+      meta("process_name", pid, tid, format("\"name\": \"rank %d\"", rank));
+      meta("process_sort_index", pid, tid, format("\"sort_index\": %d", rank));
     }
-    last_rank = rank;
-    // Threads count from 1: Perfetto takes a thread 0 of several processes for one.
-    meta("thread_name", rank, stream + 1, "\"name\": " + dump(streams[stream]));
-    meta("thread_sort_index", rank, stream + 1, format("\"sort_index\": %d", stream));
+    last_pid = pid;
+    meta("thread_name", pid, tid, "\"name\": " + dump(streams[key.second]));
+    meta("thread_sort_index", pid, tid, format("\"sort_index\": %d", tid));
     for (const Span* s : row) {
-      // Whole nanoseconds, and the length as their difference, so that rounding can't make neighbours overlap.
-      const long long from = std::llround(1e3 * (s->start_us - first)), length =
-          std::max(0LL, std::llround(1e3 * (s->end_us - first)) - from);
+      // Whole nanoseconds, and the length as their difference, so that rounding can't make neighbours
+      // overlap, which the format forbids.
+      const long long from = std::llround(1e3 * (s->start_us - first));
+      const long long length = std::max(0LL, std::llround(1e3 * (s->end_us - first)) - from);
       json args = json::object();
       if (!s->details.empty()) args["details"] = s->details;
       if (!s->label.empty()) args["label"] = s->label;
-      event(format("\"ph\": \"X\", \"name\": %s, \"cat\": %s, \"ts\": %lld.%03lld, \"dur\": %lld.%03lld, \"pid\": %d, "
-                   "\"tid\": %d, \"cname\": \"%s\", \"args\": %s", dump(s->name).c_str(), dump(s->category).c_str(),
-                   from / 1000, from % 1000, length / 1000, length % 1000, rank, stream + 1, group_of(*s).chrome,
-                   dump(args).c_str()));
+      event(format(
+          "\"ph\": \"X\", \"name\": %s, \"cat\": %s, \"ts\": %lld.%03lld, \"dur\": %lld.%03lld, \"pid\": %d, "
+          "\"tid\": %d, \"cname\": \"%s\", \"args\": %s",
+          dump(s->name).c_str(), dump(s->category).c_str(), from / 1000, from % 1000, length / 1000,
+          length % 1000, pid, tid, group_of(*s).chrome, dump(args).c_str()));
     }
   }
   return text + "\n]}\n";
@@ -231,14 +236,13 @@ namespace {
 
 std::string xml(const std::string& text) {
   std::string safe;
-  for (char c : text) {
-    if (c == '&') safe += "&amp;";
-    else if (c == '<') safe += "&lt;";
-    else if (c == '>') safe += "&gt;";
-    else if (c == '"') safe += "&quot;";
-    else if (static_cast<unsigned char>(c) < 32) safe += ' ';  // XML allows hardly any control character
-    else safe += c;
-  }
+  for (char c : text) switch (c) {
+      case '&': safe += "&amp;"; break;
+      case '<': safe += "&lt;"; break;
+      case '>': safe += "&gt;"; break;
+      case '"': safe += "&quot;"; break;
+      default: safe += static_cast<unsigned char>(c) < 32 ? ' ' : c;  // XML forbids most of these
+    }
   return safe;
 }
 
@@ -282,11 +286,12 @@ std::string svg(const std::vector<Span>& spans, const SvgOptions& o) {
   std::string tracks, grid, boxes, front;  // drawn in this order
   auto text = [](std::string& to, double x, double y, double size, const char* fill, const char* more,
                  const std::string& what) {
-    to += format("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%g\" fill=\"%s\"%s>%s</text>\n", x, y, size, fill, more,
-                 xml(what).c_str());
+    to += format("<text x=\"%.2f\" y=\"%.2f\" font-size=\"%g\" fill=\"%s\"%s>%s</text>\n", x, y, size, fill,
+                 more, xml(what).c_str());
   };
   auto rectangle = [](std::string& to, double x, double y, double width, double height, const char* fill) {
-    to += format("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"", x, y, width, height, fill);
+    to += format("<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"", x, y, width,
+                 height, fill);
   };
 
   // Title, and a legend of what occurs.
@@ -298,7 +303,8 @@ std::string svg(const std::vector<Span>& spans, const SvgOptions& o) {
   double legend_x = margin;
   for (const Group& g : kGroups) {
     const bool idle = std::string_view(g.name) == "idle";
-    if (!(idle && o.idle) && std::none_of(spans.begin(), spans.end(), [&](auto& s) { return &group_of(s) == &g; }))
+    if (!(idle && o.idle) &&
+        std::none_of(spans.begin(), spans.end(), [&](auto& s) { return &group_of(s) == &g; }))
       continue;
     const double wide = 18 + text_width(g.name, 12) + 12;
     if (legend_x > margin && legend_x + wide > right) legend_x = margin, y += 20;
@@ -336,7 +342,7 @@ std::string svg(const std::vector<Span>& spans, const SvgOptions& o) {
     tracks += "/>\n";
 
     // Slivers of one colour that would touch are drawn as one box, or a long trace would be a huge file.
-    std::vector<std::pair<const Span*, double>> sliver(lanes, {nullptr, 0.0});  // what it began with, its right end
+    std::vector<std::pair<const Span*, double>> sliver(lanes);  // what it began with, its right end
     auto draw = [&](const Span& s, double from, double to, double lane_y) {
       const Group& g = group_of(s);
       const double wide = std::max(0.4, to - from), gap = wide > 4 ? 0.5 : 0;
@@ -344,8 +350,9 @@ std::string svg(const std::vector<Span>& spans, const SvgOptions& o) {
       rectangle(boxes, from + gap / 2, lane_y + 1, wide - gap, o.row_height - 2, s.pale ? g.pale : g.fill);
       if (wide > 4) boxes += " rx=\"2\"";
       boxes += format("><title>%s%s%s, %.6g to %.6g %s</title></rect>", xml(s.name).c_str(),
-                      s.details.empty() ? "" : ", ", xml(s.details).c_str(), (s.start_us - first) / o.us_per_unit,
-                      (s.end_us - first) / o.us_per_unit, xml(o.unit).c_str());
+                      s.details.empty() ? "" : ", ", xml(s.details).c_str(),
+                      (s.start_us - first) / o.us_per_unit, (s.end_us - first) / o.us_per_unit,
+                      xml(o.unit).c_str());
       const std::string& label = s.label.empty() ? s.name : s.label;
       const double size = std::min(11.0, o.row_height * 0.6);
       if (!label.empty() && text_width(label, size) + 4 <= wide)
@@ -384,7 +391,8 @@ std::string svg(const std::vector<Span>& spans, const SvgOptions& o) {
     const int digits = std::max(0, int(-std::floor(std::log10(step) + 1e-9)));
     for (int i = 0; i * step <= length * (1 + 1e-9); ++i) {
       const double x = x_of(first + i * step * o.us_per_unit);
-      grid += format("<path d=\"M%.2f %.2fV%.2f\" stroke=\"#d5dbe1\" stroke-width=\"1\"/>\n", x, top - 4, bottom + 4);
+      grid += format("<path d=\"M%.2f %.2fV%.2f\" stroke=\"#d5dbe1\" stroke-width=\"1\"/>\n", x, top - 4,
+                     bottom + 4);
       text(front, x, bottom + 17, 11, kFaint, " text-anchor=\"middle\"", format("%.*f", digits, i * step));
     }
     text(front, margin, bottom + 17, 11, kFaint, "", "time, " + o.unit);
@@ -393,15 +401,18 @@ std::string svg(const std::vector<Span>& spans, const SvgOptions& o) {
   }
   const double height = bottom + 17 + margin;
 
-  return format("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%.0f\" viewBox=\"0 0 %d %.0f\" "
-                "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n"
-                "<title>%s</title>\n"
-                "<defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
-                "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#f3f5f7\"/>"
-                "<rect width=\"1.6\" height=\"6\" fill=\"#d8dee4\"/></pattern></defs>\n"
-                "<rect x=\"0.5\" y=\"0.5\" width=\"%d\" height=\"%.0f\" rx=\"8\" fill=\"#ffffff\" stroke=\"#d5dbe1\"/>\n",
-                o.width, height, o.width, height, xml(o.title.empty() ? "timeline" : o.title).c_str(), o.width - 1,
-                height - 1) +
+  return format(
+             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%.0f\" viewBox=\"0 0 %d %.0f\" "
+             "font-family=\"system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', "
+             "sans-serif\">\n"
+             "<title>%s</title>\n"
+             "<defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+             "patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#f3f5f7\"/>"
+             "<rect width=\"1.6\" height=\"6\" fill=\"#d8dee4\"/></pattern></defs>\n"
+             "<rect x=\"0.5\" y=\"0.5\" width=\"%d\" height=\"%.0f\" rx=\"8\" fill=\"#ffffff\" "
+             "stroke=\"#d5dbe1\"/>\n",
+             o.width, height, o.width, height, xml(o.title.empty() ? "timeline" : o.title).c_str(),
+             o.width - 1, height - 1) +
          tracks + grid + boxes + front + "</svg>\n";
 }
 

@@ -10,13 +10,13 @@
 // One box of a timeline, and of a drawn pipeline schedule.
 struct Span {
   int rank = 0;
-  std::string stream;              // the row within the rank
-  std::string category;            // compute, communication, other, idle
-  std::string name;                // starts with forward, backward, weight or update, if it is one: its colour
-  std::string details;             // for whoever points at it: bytes, group
-  std::string label;               // a few characters inside the box, if they fit ("F3"); empty: the name
+  std::string stream;    // the row within the rank
+  std::string category;  // compute, communication, other, idle
+  std::string name;      // starts with forward, backward, weight or update, if it is one: its colour
+  std::string details;   // for whoever points at it: bytes, group
+  std::string label;     // a few characters inside the box, if they fit ("F3"); empty: the name
   double start_us = 0, end_us = 0;
-  bool pale = false;               // a lighter shade of the colour: the second chunk of a stage
+  bool pale = false;  // a lighter shade of the colour: the second chunk of a stage
 
   bool operator==(const Span&) const = default;
 };
@@ -36,21 +36,21 @@ class Trace {
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
-  // Switches it on, from here or again. Times count from the zero of the machine's steady clock, which all processes
-  // of a machine share, so that spans of several ranks lie beside each other; the writers below subtract the first.
-  // CUDA gives times as float milliseconds since this call: 0.1 us fine for a second, 1 us for ten. So start it
-  // shortly before the steps to be seen. Throws Error if CUDA refuses.
+  // Switches it on, for the first time or again. Times count from the zero of the machine's steady clock,
+  // which all processes of a machine share, so that spans of several ranks lie beside each other; the writers
+  // below subtract the earliest. CUDA gives float milliseconds since this call: after 1 s they are 0.1 us
+  // fine, after 10 s 1 us. So start shortly before the steps to be seen. Throws Error if CUDA refuses.
   void start(int rank);
   void stop() { on_ = false; }  // keeps what is recorded
   bool on() const { return on_; }
 
-  // Records when the work that is put on `stream` between construction and destruction runs there. CUDA events mark
-  // both ends in the stream itself, so it is right for asynchronous streams too. A null or switched-off Trace costs
-  // one branch (a name made with format() is still made: ask on() first where that matters).
+  // Records when the work that is put on `stream` between construction and destruction runs there. CUDA
+  // events mark both ends in the stream itself, so it is right for asynchronous streams too. A null or
+  // switched-off Trace costs one branch (format() makes its text anyway: ask on() first where that matters).
   class Scope {
    public:
-    Scope(Trace* trace, cudaStream_t stream, const char* stream_name, const char* category, std::string_view name,
-          std::string_view details = {}, std::string_view label = {}) {
+    Scope(Trace* trace, cudaStream_t stream, const char* stream_name, const char* category,
+          std::string_view name, std::string_view details = {}, std::string_view label = {}) {
       if (trace && trace->on_) begin(*trace, stream, stream_name, category, name, details, label);
     }
     ~Scope() {
@@ -60,16 +60,16 @@ class Trace {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    void begin(Trace& trace, cudaStream_t stream, const char* stream_name, const char* category, std::string_view name,
-               std::string_view details, std::string_view label);
+    void begin(Trace& trace, cudaStream_t stream, const char* stream_name, const char* category,
+               std::string_view name, std::string_view details, std::string_view label);
     void end() noexcept;
     Trace* trace_ = nullptr;  // null: nothing to record
     cudaStream_t stream_ = nullptr;
     Recorded* recorded_ = nullptr;
   };
 
-  // Waits for the events; then everything since the first start, in the order in which the scopes ended. Scopes that
-  // are still open come with a later call. Throws Error if the work of a stream failed.
+  // Waits for the events; then everything since the first start, in the order in which the scopes ended.
+  // Scopes that are still open come with a later call. Throws Error if the work of a stream failed.
   std::vector<Span> spans();
 
  private:
@@ -96,12 +96,12 @@ struct SvgOptions {
   std::string row = "rank";   // what a rank is called: "stage" in a schedule
   double us_per_unit = 1000;  // with `unit`: of the time axis. A schedule in units of tF: 1 and "tF"
   std::string unit = "ms";
-  bool idle = false;          // hatch where a row has nothing to do, from the first start to the last end
-  int width = 900;            // pixels
+  bool idle = false;  // hatch where a row has nothing to do, from the first start to the last end
+  int width = 900;    // pixels
   int row_height = 20;
 };
 
-// A picture that stands alone: a row for each rank and stream, boxes coloured by what they do (nested spans below the
-// one that holds them, as in a flame graph), a time axis, a legend. Has its own background.
+// A picture that stands alone: a row for each rank and stream, boxes coloured by what they do (nested spans
+// below the one that holds them, as in a flame graph), a time axis, a legend. Has its own background.
 std::string svg(const std::vector<Span>& spans, const SvgOptions& options = {});
 void write_svg(const std::string& path, const std::vector<Span>& spans, const SvgOptions& options = {});

@@ -301,10 +301,17 @@ Buffer Transformer::head_backward(const MicroBatch& mb, HeadState& s, Half half)
   return dx;
 }
 
+// What a unit's work is called in the timeline.
+std::string Transformer::span_name(const char* what, int unit) const {
+  if (!device_.trace.on()) return "";
+  return format("%s %s", what, unit == 0 ? "embedding" : unit == config_.head() ? "head" : std::to_string(unit).c_str());
+}
+
 // ---- ranges of units ------------------------------------------------------------------------------------------
 
 Buffer Transformer::forward(int first, int last, const MicroBatch& mb, Buffer x) {
   for (int unit = first; unit < last; ++unit) {
+    Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("forward", unit));
     parallel_.open(params_.unit(unit), false);
     if (unit == 0) {
       x = embedding_forward(mb);
@@ -332,6 +339,7 @@ Buffer Transformer::forward(int first, int last, const MicroBatch& mb, Buffer x)
 Buffer Transformer::backward(int first, int last, const MicroBatch& mb, Buffer dx, Half half) {
   const bool done = mb.last && half == Half::both;
   for (int unit = last - 1; unit >= first; --unit) {
+    Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("backward", unit));
     parallel_.open(params_.unit(unit), true);
     if (unit == config_.head()) {
       if (config_.tied && params_.has_unit(0)) parallel_.open(params_.unit(0), true);
@@ -354,6 +362,7 @@ Buffer Transformer::backward(int first, int last, const MicroBatch& mb, Buffer d
 
 void Transformer::backward_weights(int first, int last, const MicroBatch& mb) {
   for (int unit = last - 1; unit >= first; --unit) {
+    Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("weight", unit));
     auto& work = unit == 0                 ? embeddings_.at(mb.index).weight_half
                  : unit == config_.head() ? heads_state_.at(mb.index).weight_half
                                           : blocks_.at({unit, mb.index}).weight_half;

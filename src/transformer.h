@@ -92,6 +92,8 @@ class Transformer {
   Attention attention_of(const MicroBatch&, BlockState&, Tensor out);
   FloatBuffer rope_of(const MicroBatch&);
 
+  std::string span_name(const char* what, int unit) const;
+
   Tensor weight(const std::string& name) { return params_.weight(*params_.find(name)); }
   Scratch scratch(int64_t rows, int64_t columns);
   // The parts of a linear layer's and a norm's backward. `later`: postponed work of this unit, or nullptr.

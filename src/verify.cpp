@@ -1,6 +1,8 @@
 #include "verify.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "checkpoint.h"
@@ -68,19 +70,80 @@ std::vector<Check> compare(const Trajectory& mine, const Trajectory& reference, 
   return {loss, norm, gradient, end};
 }
 
-std::map<std::string, std::vector<float>> all_weights(Params& params) {
-  std::map<std::string, std::vector<float>> all;
-  for (const Unit& unit : params.units())
-    for (const Param& p : unit.params) all[p.name] = params.weight_to_host(p);
+namespace {
+
+// One stretch of a parameter in a packed message; its floats follow.
+struct Stretch {
+  int param;            // in the order of Params::describe
+  Piece piece;          // what the rank holds
+  int64_t begin, end;   // which elements of the piece follow
+};
+
+}  // namespace
+
+std::string pack(Params& params, Shard shard, bool gradients) {
+  std::string bytes;
+  int number = 0;
+  std::map<std::string, int> numbers;
+  for (const Param& p : Params::describe(params.config())) numbers[p.name] = number++;
+  for (const Unit& unit : params.units()) {
+    const int64_t share = unit.padded / shard.count;
+    for (const Param& p : unit.params) {
+      // Only the owner of a shard has the sum of its gradients.
+      const int64_t begin = gradients ? std::max(p.offset, shard.index * share) : p.offset;
+      const int64_t end = std::min(p.offset + p.local_size(), gradients ? (shard.index + 1) * share : INT64_MAX);
+      if (end <= begin) continue;
+      const Stretch stretch{numbers.at(p.name), p.piece, begin - p.offset, end - p.offset};
+      const std::vector<float> values = gradients ? params.gradient_to_host(p) : params.weight_to_host(p);
+      bytes.append(reinterpret_cast<const char*>(&stretch), sizeof stretch);
+      bytes.append(reinterpret_cast<const char*>(values.data() + stretch.begin),
+                   size_t(stretch.end - stretch.begin) * sizeof(float));
+    }
+  }
+  return bytes;
+}
+
+Assembled assemble(const ModelConfig& config, const std::vector<std::string>& packed) {
+  const std::vector<Param> params = Params::describe(config);
+  std::vector<std::vector<int>> owner(params.size());  // which rank an element came from; -1: none yet
+  Assembled all{{}, {"copies that differ between ranks", "", 0, 0}, {"elements that no rank holds", "", 0, 0}};
+  for (size_t i = 0; i < params.size(); ++i) {
+    all.tensors[params[i].name].resize(params[i].rows * params[i].columns);
+    owner[i].assign(params[i].rows * params[i].columns, -1);
+  }
+  for (size_t rank = 0; rank < packed.size(); ++rank) {
+    const std::string& bytes = packed[rank];
+    for (size_t at = 0; at < bytes.size();) {
+      Stretch stretch;
+      std::memcpy(&stretch, bytes.data() + at, sizeof stretch);
+      at += sizeof stretch;
+      Param p = params[stretch.param];
+      p.piece = stretch.piece;
+      std::vector<float>& whole = all.tensors[p.name];
+      for (int64_t i = stretch.begin; i < stretch.end; ++i, at += sizeof(float)) {
+        float value;
+        std::memcpy(&value, bytes.data() + at, sizeof value);
+        const int64_t index = p.global_index(i);
+        int& from = owner[stretch.param][index];
+        if (from < 0) {
+          from = int(rank);
+          whole[index] = value;
+        } else if (std::memcmp(&whole[index], &value, sizeof value) != 0 && all.copies.value++ == 0) {
+          all.copies.detail = format("first: %s[%lld] is %.9g on rank %d, %.9g on rank %zu", p.name.c_str(),
+                                     (long long)index, whole[index], from, value, rank);
+        }
+      }
+    }
+  }
+  for (size_t i = 0; i < params.size(); ++i)
+    for (size_t index = 0; index < owner[i].size(); ++index)
+      if (owner[i][index] < 0 && all.missing.value++ == 0)
+        all.missing.detail = format("first: %s[%zu]", params[i].name.c_str(), index);
   return all;
 }
 
-std::map<std::string, std::vector<float>> all_gradients(Params& params) {
-  std::map<std::string, std::vector<float>> all;
-  for (const Unit& unit : params.units())
-    for (const Param& p : unit.params) all[p.name] = params.gradient_to_host(p);
-  return all;
-}
+Tensors all_weights(Params& params) { return assemble(params.config(), {pack(params, {}, false)}).tensors; }
+Tensors all_gradients(Params& params) { return assemble(params.config(), {pack(params, {}, true)}).tensors; }
 
 Trajectory train_reference(Device& device, const Options& options, std::span<const uint16_t> tokens,
                            const Checkpoint* from) {

@@ -31,9 +31,21 @@ struct Check {
 // The worst of each kind of number, with the tensor or step it belongs to.
 std::vector<Check> compare(const Trajectory& mine, const Trajectory& reference, const Bounds&);
 
-// Whole parameters or gradients as they are on this rank (which must hold all of them).
-std::map<std::string, std::vector<float>> all_weights(Params&);
-std::map<std::string, std::vector<float>> all_gradients(Params&);
+using Tensors = std::map<std::string, std::vector<float>>;  // whole parameters or gradients, by name
+
+// What this rank holds of every parameter, or of every gradient that it updates, as bytes to send; and back, from the
+// bytes of all ranks. Where several ranks hold the same element, the copies have to be equal, bit for bit.
+std::string pack(Params&, Shard, bool gradients);
+struct Assembled {
+  Tensors tensors;
+  Check copies;   // how many elements differ between ranks, and the first of them
+  Check missing;  // how many elements nobody holds
+};
+Assembled assemble(const ModelConfig&, const std::vector<std::string>& packed);
+
+// The same for one rank that holds everything.
+Tensors all_weights(Params&);
+Tensors all_gradients(Params&);
 
 struct Checkpoint;
 // One rank, the whole batch in one piece, the same steps, also where they begin with a checkpoint: DESIGN's oracle.

@@ -1,5 +1,6 @@
 #include "world.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,17 +14,23 @@ bool under_mpiexec() {
 #endif
 }
 
+int mpi_rank() {
+  const char* rank = under_mpiexec() ? std::getenv("PMI_RANK") : nullptr;
+  return rank ? std::atoi(rank) : 0;
+}
+
 int ranks_to_run(const WorldOptions& options) {
   const char* size = under_mpiexec() ? std::getenv("PMI_SIZE") : nullptr;
   return size ? std::atoi(size) : options.threads;
 }
 
-int run_ranks([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const WorldOptions& options,
+int run_ranks([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const char* name, const WorldOptions& options,
               const std::function<int(int)>& body) {
   sim::WorldOptions world;
   world.timeout_s = options.timeout;
   world.link_gbps = options.link_gbps;
   world.link_us = options.link_us;
+  world.print = [name](const std::string& text) { std::fprintf(stderr, "%s: %s\n", name, text.c_str()); };
 #ifdef HAVE_MPI
   if (under_mpiexec()) return sim::run_mpi(&argc, &argv, world, body);
 #endif

@@ -10,20 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "config.h"
 #include "group.h"
 
-struct WorldOptions {
-  int threads = 1;         // ranks, when the program was not started by mpiexec
-  double timeout = 30;     // seconds that a rank may wait without a byte moving
-  double link_gbps = 0;    // simulated link: 10^9 bytes per second and port; 0: none
-  double link_us = 0;      // and microseconds per message
-  bool linked() const { return link_gbps > 0 || link_us > 0; }
-};
-
-// True if this process is one of several that mpiexec started.
+// True if mpiexec started this process, and which of them it is (0 otherwise).
 bool under_mpiexec();
+int mpi_rank();
 // Runs body(rank) on every rank. Returns the program's exit status.
-int run_ranks(int argc, char** argv, const WorldOptions&, const std::function<int(int rank)>& body);
+// `name` goes before what is printed about a failure.
+int run_ranks(int argc, char** argv, const char* name, const WorldOptions&, const std::function<int(int rank)>& body);
 int ranks_to_run(const WorldOptions&);  // how many there will be, known before they start
 
 // Bytes one rank sent, by group and operation, as counted in the transport.

@@ -95,15 +95,16 @@ TEST_CASE("grid: 16 ranks, ep 4, edp 2, pp 2") {
   CHECK(grid(2, 1, 4, 2, 1, 4).groups("ep") == g.groups("ep"));  // experts do not see tp, cp or dp
 }
 
-TEST_CASE("grid: every grid up to 16 ranks: each kind partitions the ranks, sizes multiply, coordinates agree") {
+TEST_CASE(
+    "grid: every grid up to 16 ranks: each kind partitions the ranks, sizes multiply, coordinates agree") {
   int grids = 0;
   for_every_grid(16, [&](const Grid& g) {
     ++grids;
     const int world = g.world();
     g.validate(world);
     bool all = g.etp * g.ep * g.edp() * g.pp == world;
-    for (const char* kind : {"tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-dp", "tp-pp", "tp-cp-dp-pp", "etp", "ep",
-                             "edp", "etp-ep", "ep-edp", "etp-ep-edp-pp"}) {
+    for (const char* kind : {"tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-dp", "tp-pp", "tp-cp-dp-pp", "etp",
+                             "ep", "edp", "etp-ep", "ep-edp", "etp-ep-edp-pp"}) {
       const std::string name = kind;
       int size = 1;
       std::vector<std::string> inside;
@@ -119,7 +120,8 @@ TEST_CASE("grid: every grid up to 16 ranks: each kind partitions the ranks, size
         all = all && int(group.size()) == size;
         for (size_t i = 1; i < group.size(); ++i) {
           bool differs = false;
-          for (const char* axis : {expert ? "etp" : "tp", expert ? "ep" : "cp", expert ? "edp" : "dp", "pp"}) {
+          for (const char* axis :
+               {expert ? "etp" : "tp", expert ? "ep" : "cp", expert ? "edp" : "dp", "pp"}) {
             const bool same = g.coordinate(group[i], axis) == g.coordinate(group[0], axis);
             const bool free = std::find(inside.begin(), inside.end(), axis) != inside.end();
             all = all && (same || free);
@@ -140,26 +142,31 @@ TEST_CASE("grid: every grid up to 16 ranks: each kind partitions the ranks, size
     for (size_t i = 0; all && i < ends.size(); ++i)
       all = ends[i].front() == stages[i].front() && ends[i].back() == stages[i].back() &&
             int(ends[i].size()) == std::min(g.pp, 2);
-    if (!all) FAIL_CHECK("tp " << g.tp << " cp " << g.cp << " dp " << g.dp << " pp " << g.pp << " etp " << g.etp
-                               << " ep " << g.ep);
+    if (!all)
+      FAIL_CHECK("tp " << g.tp << " cp " << g.cp << " dp " << g.dp << " pp " << g.pp << " etp " << g.etp
+                       << " ep " << g.ep);
   });
   CHECK(grids > 500);
 }
 
 TEST_CASE("grid: what is no grid is refused in one line, with the numbers") {
-  CHECK(has(error_of([] { grid(2, 1, 1, 4).validate(16); }), "tp 2 x cp 1 x dp 1 x pp 4 = 8 ranks, and there are 16"));
+  CHECK(has(error_of([] { grid(2, 1, 1, 4).validate(16); }),
+            "tp 2 x cp 1 x dp 1 x pp 4 = 8 ranks, and there are 16"));
   CHECK(has(error_of([] { grid(2, 1, 1, 4).validate(16); }), "--dp 2 fits"));
   CHECK(has(error_of([] { grid(2, 1, 1, 4).validate(12); }), "12 is not a multiple of tp x cp x pp = 8"));
   CHECK(has(error_of([] { grid(0, 1, 1, 1).validate(1); }), "--tp is 0; it must be at least 1"));
   CHECK(has(error_of([] { grid(1, 1, -3, 1).groups("dp"); }), "--dp is -3"));
   CHECK(has(error_of([] { grid(1, 1, 1, 1, 1, 0).validate(1); }), "--ep is 0"));
   CHECK(has(error_of([] { grid(1, 1, 1, 1).validate(0); }), "0 ranks"));
-  CHECK(has(error_of([] { grid(1, 1, 8, 2, 1, 3).validate(16); }), "ep 3 x pp 2 = 6 does not divide the 16 ranks"));
+  CHECK(has(error_of([] { grid(1, 1, 8, 2, 1, 3).validate(16); }),
+            "ep 3 x pp 2 = 6 does not divide the 16 ranks"));
   CHECK(has(error_of([] { grid(1, 1, 8, 2, 1, 16).validate(16); }), "a stage has 8 ranks"));
-  CHECK(has(error_of([] { grid(1 << 20, 1 << 20, 1 << 20, 1 << 20).world(); }), "more ranks than can be numbered"));
+  CHECK(has(error_of([] { grid(1 << 20, 1 << 20, 1 << 20, 1 << 20).world(); }),
+            "more ranks than can be numbered"));
   for (const char* kind : {"", "-", "xp", "tp-", "tp-ep", "dp-edp", "Tp"})
     CHECK(has(error_of([&] { grid(2, 1, 2, 1).groups(kind); }), "is no axis or kind of group"));
   CHECK(has(error_of([] { grid(2, 1, 2, 1).coordinate(1, "tp-dp"); }), "is no axis"));
-  CHECK(has(error_of([] { grid(2, 1, 2, 1).coordinate(4, "tp"); }), "rank 4 is outside the grid's ranks 0 to 3"));
+  CHECK(has(error_of([] { grid(2, 1, 2, 1).coordinate(4, "tp"); }),
+            "rank 4 is outside the grid's ranks 0 to 3"));
   CHECK(has(error_of([] { grid(2, 1, 2, 1).group_of(-1, "tp"); }), "rank -1"));
 }

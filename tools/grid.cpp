@@ -35,11 +35,13 @@ void print_wrapped(const std::string& head, const std::vector<std::string>& word
   std::printf("%s\n", line.c_str());
 }
 
-// One block a stage, side by side. In it the fastest axis of more than one rank runs to the right, the others down.
+// One block a stage, side by side. In it the fastest axis of more than one rank runs to the right, if it
+// fits, and the others down.
 void print_picture(const Grid& g, std::vector<std::string> axes) {
   std::erase_if(axes, [&](const std::string& axis) { return g.size(axis) == 1; });
+  if (!axes.empty() && g.size(axes[0]) > 16) axes.insert(axes.begin(), "");
   const std::string across = axes.empty() ? "" : axes[0];
-  const int columns = axes.empty() ? 1 : g.size(across), stage = g.world() / g.pp, rows = stage / columns;
+  const int columns = across.empty() ? 1 : g.size(across), stage = g.world() / g.pp, rows = stage / columns;
   int cell = int(std::to_string(g.world() - 1).size());
   if (!across.empty()) cell = std::max(cell, int((across + std::to_string(columns - 1)).size()));
   cell += 1;
@@ -66,7 +68,8 @@ void print_picture(const Grid& g, std::vector<std::string> axes) {
     if (!across.empty())
       line("", [&](int) {
         std::string text;
-        for (int c = 0; c < columns; ++c) text += format("%*s", cell, format("%s%d", across.c_str(), c).c_str());
+        for (int c = 0; c < columns; ++c)
+          text += format("%*s", cell, format("%s%d", across.c_str(), c).c_str());
         return text;
       });
     for (int row = 0; row < rows; ++row)
@@ -114,8 +117,9 @@ void print_nodes(const Grid& g, bool experts, int per_node) {
     } else if (cross.size() == groups.size()) {
       std::printf("  %-10s all %zu cross\n", kind.name, groups.size());
     } else {
-      print_wrapped(format("  %-10s %zu inside, %zu cross:", kind.name, groups.size() - cross.size(), cross.size()),
-                    cross);
+      print_wrapped(
+          format("  %-10s %zu inside, %zu cross:", kind.name, groups.size() - cross.size(), cross.size()),
+          cross);
     }
   }
 }
@@ -127,12 +131,14 @@ int run(int argc, char** argv) {
   int world = 0, per_node = 0;
   app.add_option("--tp", g.tp, "tensor parallel ranks: every matrix cut in so many parts");
   app.add_option("--cp", g.cp, "context parallel ranks: every sequence cut in so many parts");
-  CLI::Option* dp = app.add_option("--dp", g.dp, "data parallel replicas; left out with --world: what is left");
+  CLI::Option* dp =
+      app.add_option("--dp", g.dp, "data parallel replicas; left out with --world: what is left");
   app.add_option("--pp", g.pp, "pipeline stages: the layers cut in so many parts");
   app.add_option("--etp", g.etp, "tensor parallel ranks inside an expert");
   app.add_option("--ep", g.ep, "expert parallel ranks; they are ranks of the same world, not more");
   app.add_option("--world", world, "ranks in all, to be checked; 0: tp x cp x dp x pp");
-  app.add_option("--nodes,--ranks-per-node", per_node, "ranks of a node: say which groups cross nodes; 0: don't");
+  app.add_option("--nodes,--ranks-per-node", per_node,
+                 "ranks of a node: say which groups cross nodes; 0: don't");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -145,16 +151,19 @@ int run(int argc, char** argv) {
   g.validate(world > 0 ? world : g.world());
   world = g.world();
   if (world > 65536) throw Error(format("%d ranks are too many to print; at most 65536", world));
-  if (per_node < 0 || (per_node > 0 && world % per_node))
-    throw Error(format("--nodes %d does not divide the %d ranks; every node has the same number", per_node, world));
+  if (per_node < 0) throw Error(format("--nodes is %d; it is the ranks of a node, or 0", per_node));
+  if (per_node > 0 && world % per_node)
+    throw Error(
+        format("--nodes %d does not divide the %d ranks; every node has the same number", per_node, world));
 
   const bool experts = g.ep > 1 || g.etp > 1;
-  std::printf("%d ranks: tp %d x cp %d x dp %d x pp %d; rank = tp + %d cp + %d dp + %d pp\n", world, g.tp, g.cp, g.dp,
-              g.pp, g.tp, g.tp * g.cp, g.tp * g.cp * g.dp);
+  std::printf("%d ranks: tp %d x cp %d x dp %d x pp %d; rank = tp + %d cp + %d dp + %d pp\n", world, g.tp,
+              g.cp, g.dp, g.pp, g.tp, g.tp * g.cp, g.tp * g.cp * g.dp);
   print_picture(g, {"tp", "cp", "dp"});
   print_groups(g, false);
   if (experts) {
-    std::printf("\nthe same ranks for experts: etp %d x ep %d x edp %d x pp %d\n", g.etp, g.ep, g.edp(), g.pp);
+    std::printf("\nthe same ranks for experts: etp %d x ep %d x edp %d x pp %d\n", g.etp, g.ep, g.edp(),
+                g.pp);
     print_picture(g, {"etp", "ep", "edp"});
     print_groups(g, true);
   }

@@ -8,7 +8,11 @@
 #include <stdexcept>
 #include <string>
 
+#ifdef RINGTRON_NCCL
+#include <nccl.h>  // the real one: then this folder only starts the ranks and carries control traffic
+#else
 #include "../include/nccl.h"
+#endif
 
 namespace sim {
 

@@ -1,0 +1,119 @@
+// Every stage, run as a reader runs it, on several numbers of ranks, as threads and as MPI processes: it must say that
+// it proved itself (losses, norms, gradients, parameters against one rank; bytes against the formulas).
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#ifndef RINGTRON_CUDA
+
+namespace {
+
+std::string here() {  // the folder of this program, where the lessons are too
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
+}
+
+bool have_mpiexec() {
+#ifdef HAVE_MPI
+  return std::system("command -v mpiexec >/dev/null") == 0;
+#else
+  return false;
+#endif
+}
+
+struct Output {
+  std::string text;
+  int status;
+};
+
+Output run(const std::string& command) {
+  Output output;
+  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  char buffer[4096];
+  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) output.text.append(buffer, n);
+  output.status = pclose(pipe);
+  return output;
+}
+
+const std::string kSmall = " --dim 24 --heads 6 --kv-heads 2 --layers 3 --hidden 40 --seq 16 --batch 8 --steps 3";
+
+// One run of a stage; `lesson` is the file's name without .cpp.
+struct Case {
+  const char* lesson;
+  int ranks;
+  const char* options;
+};
+
+const Case kCases[] = {
+    {"01_single", 1, ""}, {"01_single", 1, "--micro-batches 3"}, {"01_single", 1, "--tied"},
+    {"02_dp", 1, ""}, {"02_dp", 2, ""}, {"02_dp", 3, "--servers 2"}, {"02_dp", 4, "--servers 4"},
+    {"02_dp", 8, "--servers 3"}, {"02_dp", 4, "--micro-batches 2 --tied"},
+    {"03_ring", 1, "--largest 4096"}, {"03_ring", 2, "--largest 65536"}, {"03_ring", 3, "--largest 65536"},
+    {"03_ring", 4, "--largest 65536 --micro-batches 2"}, {"03_ring", 8, "--largest 65536"},
+    {"04_ddp", 1, ""}, {"04_ddp", 2, "--bucket-kb 10"}, {"04_ddp", 3, "--bucket-kb 1"}, {"04_ddp", 4, "--micro-batches 2"},
+    {"04_ddp", 4, "--overlap 0"}, {"04_ddp", 8, "--bucket-kb 20 --tied"}, {"04_ddp", 3, "--batch 10 --bucket-kb 5"},
+};
+
+bool proved(const Output& output, const std::string& lesson) {
+  const std::string name = lesson.substr(3);
+  return output.status == 0 && output.text.find("\nsummary\t" + name + "\tproved\t") != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("stages: each proves itself, ranks as threads") {
+  for (const Case& c : kCases) {
+    const std::string command = here() + "/" + c.lesson + kSmall + " --threads " + std::to_string(c.ranks) + " " + c.options;
+    CAPTURE(command);
+    const Output output = run(command);
+    INFO(output.text);
+    CHECK(proved(output, c.lesson));
+  }
+}
+
+TEST_CASE("stages: each proves itself, ranks as MPI processes") {
+  if (!have_mpiexec()) return (void)std::puts("skipped: no mpiexec");
+  for (const Case& c : kCases) {
+    if (c.ranks == 8 || (c.ranks == 1 && std::string(c.lesson) == "01_single")) continue;
+    const std::string command = "MPIEXEC_TIMEOUT=60 mpiexec -n " + std::to_string(c.ranks) + " " + here() + "/" + c.lesson +
+                                kSmall + " " + c.options;
+    CAPTURE(command);
+    const Output output = run(command);
+    INFO(output.text);
+    CHECK(proved(output, c.lesson));
+  }
+}
+
+TEST_CASE("stages: threads and processes print the same numbers") {
+  if (!have_mpiexec()) return (void)std::puts("skipped: no mpiexec");
+  auto numbers = [](const std::string& text) {  // the proof's lines: bytes and differences, no times
+    std::string lines;
+    size_t at = text.find("\nproof of");
+    const size_t end = text.find("\nsummary");
+    if (at != std::string::npos && end != std::string::npos) lines = text.substr(at, end - at);
+    return lines;
+  };
+  for (const char* lesson : {"02_dp", "03_ring", "04_ddp"}) {
+    CAPTURE(lesson);
+    const std::string program = here() + "/" + lesson + kSmall + (std::string(lesson) == "03_ring" ? " --largest 0" : "");
+    const std::string threads = numbers(run(program + " --threads 3").text);
+    const std::string processes = numbers(run("MPIEXEC_TIMEOUT=60 mpiexec -n 3 " + program).text);
+    CHECK(!threads.empty());
+    CHECK(threads == processes);
+  }
+}
+
+TEST_CASE("stages: the timeline is written") {
+  const std::string file = std::filesystem::temp_directory_path() / ("ringtron-trace-" + std::to_string(getpid()));
+  for (const char* kind : {".json", ".svg"}) {
+    const Output output = run(here() + "/04_ddp" + kSmall + " --threads 2 --trace " + file + kind);
+    CHECK(proved(output, "04_ddp"));
+    CHECK(std::filesystem::file_size(file + kind) > 1000);
+    std::filesystem::remove(file + kind);
+  }
+}
+
+#endif
