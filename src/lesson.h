@@ -94,9 +94,10 @@ using LessonBody = int (*)(Lesson&);
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody);
 
 // LESSON(name, title, defaults) { body }   makes main(), unless another file includes this lesson:
-//   #define LESSON_INCLUDED  // its class, not its main
+//   #pragma push_macro("LESSON_INCLUDED")
+//   #define LESSON_INCLUDED
 //   #include "05_tp.cpp"
-//   #undef LESSON_INCLUDED
+//   #pragma pop_macro("LESSON_INCLUDED")
 // `defaults` is a function from Options to Options. LESSON_INCLUDED is looked at where LESSON stands, so that a lesson
 // that includes another still makes its own main(): the name that is joined to LESSON_MAIN_ vanishes if it is defined.
 #define LESSON_MAIN_(name, title, defaults)
