@@ -61,9 +61,14 @@ struct SequenceParallel : TensorParallel {
   Buffer whole, shard;
 };
 
-// Activation bytes of one block and micro-batch: ours, and Megatron's for GELU, dropout and 16 bits.
-static void show_activations(Lesson& lesson, int64_t N, int t) {
+// Where the tokens are, and the activation bytes of one block and micro-batch: ours, and Megatron's for GELU, dropout
+// and 16 bits.
+static void show_activations(Lesson& lesson, const SequenceParallel& sp) {
   const ModelConfig& c = lesson.config();
+  const int64_t N = sp.whole[0];
+  const int t = sp.tp.size();
+  lesson.print("the stream and the norms are (%lld, %d) on each rank; attention's input is (%lld, %d), samples of all %d "
+               "positions\n", (long long)sp.shard[0], c.dim, (long long)N, c.dim, c.seq);
   const double s = c.seq, b = double(N) / s, h = c.dim, a = c.heads;
   lesson.print("activations of a block for backward, bytes (t = %d, N = %lld)\n", t, (long long)N);
   lesson.print("  %-28s %12s %26s\n", "", "ours", "Megatron's GPT, 16 bits");
@@ -118,7 +123,7 @@ LESSON(sp, "Megatron's sequence parallelism: what tensor parallelism left whole 
   lesson.expect_state(B * Psi, B * Psi, (B == 4 ? 8 : 12) * Psi);
   lesson.expect_activations(model, {int(t), true, V});
   lesson.expect_peak(Memory::communication, B * most * D + B * most / t * D, "one gathered (N, D), one shard (N/t, D)");
+  show_activations(lesson, sequence);
   lesson.finish(adamw);
-  show_activations(lesson, most, int(t));
   return lesson.prove(model);
 }

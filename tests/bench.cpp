@@ -133,9 +133,11 @@ double work(const ModelConfig& c, int batch, int ranks, int steps) {
 template <class Strategy>
 void inflation(const std::string& name, const ModelConfig& c, int batch, int ranks, const char* goal) {
   std::vector<double> ratios;
-  for (int round = 0; round < 5; ++round) {
-    const double one = work<Strategy>(c, batch, 1, 3);
-    ratios.push_back(work<Strategy>(c, batch, ranks, 3) / one);
+  double one = work<Strategy>(c, batch, 1, 3);
+  for (int round = 0; round < 7; ++round) {
+    const double all = work<Strategy>(c, batch, ranks, 3), again = work<Strategy>(c, batch, 1, 3);
+    ratios.push_back(all / (0.5 * (one + again)));  // one rank before and after: the machine's speed drifts
+    one = again;
   }
   print(name + "/inflation/" + std::to_string(ranks), median(ratios), "x", goal);
 }
