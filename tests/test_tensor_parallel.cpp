@@ -367,7 +367,7 @@ VocabularyLoss on_ranks(int t, const std::vector<float>& logits, const std::vect
     for (const Traffic& row : world.traffic()) sent[size_t(rank)] += row.sent;
     if (rank == 0) all.losses.assign(losses.begin(), losses.end());
     for (int n = 0; n < N; ++n)
-      for (int v = 0; v < mine; ++v) all.gradients[size_t(n * V + first + v)] = gradient[size_t(n * mine + v)];
+      for (int v = 0; v < mine; ++v) all.gradients[size_t(n * V + first + v)] = float(gradient[size_t(n * mine + v)]);
     return 0;
   });
   if (status != 0) all.losses.clear();
