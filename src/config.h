@@ -59,6 +59,7 @@ struct Options {
   float clip = 1;              // largest global gradient norm; 0: no clipping
   uint64_t seed = 1;
   int sample = 0;              // tokens to generate at the end
+  double pace = 0;             // ms that a forward takes at least, backward twice that; 0: as fast as it goes
   int64_t log_every = 10;
   bool proof = true;
   std::string trace;           // file; empty: none

@@ -14,19 +14,34 @@ int64_t peak_activation_bytes(const ModelConfig& c, int64_t N, int64_t B) {
   return c.layers * block_activation_bytes(c, N, B) + B * N * (3 * c.dim + c.vocab) + 4 * N;
 }
 
-int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B) {
+int64_t stash_bytes(const ModelConfig& c, int64_t N, int64_t B, int64_t blocks, bool head) {
+  return blocks * block_activation_bytes(c, N, B) + (head ? B * N * (2 * c.dim + c.vocab) + 4 * N : 0);
+}
+
+int64_t backward_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t B, bool postponed) {
   const int64_t N = int64_t(batch) * T, D = c.dim, F = c.hidden;
   const int64_t A = int64_t(c.heads) * c.head_dim(), K = int64_t(c.kv_heads) * c.head_dim();
   const int64_t partial = 4 * rmsnorm_partial_size(int(N), c.dim);  // per-group sums of a norm's weight gradient
   const int64_t rope = 4 * int64_t(T) * c.head_dim();
+  const int64_t mlp = postponed ? B * N * D : 0;                       // kept for later: the gradient of the output,
+  const int64_t attention = postponed ? mlp + B * N * (2 * F + D) : 0;  // of gate and up, and of attention's output
   const int64_t moments[] = {
-      B * N * 3 * F,                          // gradients of gate, up and their product
-      B * N * (2 * F + D) + partial,          // of gate, up and the MLP's input, while the norm's is taken
-      B * N * 2 * (A + 2 * K) + B * N * 2 * A + attention_scratch_bytes(batch, T, c.heads),  // q, k, v twice; out twice
-      B * N * 2 * (A + 2 * K) + rope,
-      B * N * (A + 2 * K + D) + partial,
+      mlp + B * N * 3 * F,                // gradients of gate, up and their product
+      mlp + B * N * (2 * F + D) + partial,  // of gate, up and the MLP's input, while the norm's is taken
+      attention + B * N * 2 * (A + 2 * K) + B * N * 2 * A + attention_scratch_bytes(batch, T, c.heads),  // q, k, v twice; out twice
+      attention + B * N * 2 * (A + 2 * K) + rope,
+      attention + B * N * (A + 2 * K + D) + partial,
   };
-  return 4 * tokens + *std::max_element(std::begin(moments), std::end(moments));
+  return *std::max_element(std::begin(moments), std::end(moments));
+}
+
+int64_t postponed_bytes(const ModelConfig& c, int64_t N, int64_t B) {
+  const int64_t A = int64_t(c.heads) * c.head_dim(), K = int64_t(c.kv_heads) * c.head_dim();
+  return B * N * (2 * c.dim + 2 * c.hidden + A + 2 * K);
+}
+
+int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B) {
+  return 4 * tokens + backward_workspace_bytes(c, batch, T, B);
 }
 
 double megatron_layer_bytes(double s, double b, double h, double a) { return s * b * h * (34 + 5 * a * s / h); }
