@@ -1,9 +1,9 @@
 // 08_1f1b.cpp - one forward, one backward: the same bubble as GPipe, with fewer activations waiting.
 //
-//   stage 0  F0F1F2F3......B0--F4B1--F5B2--F6B3--F7B4--..B5--..B6--..B7--
-//   stage 1  ..F0F1F2....B0--F3B1--F4B2--F5B3--F6B4--F7B5--..B6--..B7--      warm-up: p-i-1 forwards,
-//   stage 2  ....F0F1..B0--F2B1--F3B2--F4B3--F5B4--F6B5--F7B6--..B7--        then one forward, one backward,
-//   stage 3  ......F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--F6B6--F7B7--          then the backwards that are left
+//   stage 0  F0F1F2F3............B0--F4B1--F5B2--F6B3--F7B4--..B5--..B6--..B7--
+//   stage 1  ..F0F1F2........B0--F3B1--F4B2--F5B3--F6B4--F7B5--..B6--..B7--       warm-up: p-i-1 forwards,
+//   stage 2  ....F0F1....B0--F2B1--F3B2--F4B3--F5B4--F6B5--F7B6--..B7--           then one forward, one backward,
+//   stage 3  ......F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--F6B6--F7B7--               then the backwards that are left
 //
 // A stage begins the backward of a micro-batch as soon as its gradient comes, so stage i keeps the activations of at
 // most min(p-i, m) micro-batches, not of m. The last backward ends when it ended with GPipe: the bubble is equal,

@@ -5,7 +5,7 @@
 //   chunk 4 <- from rank 3 -----> chunk 5 -------------> chunk 6 -------------> chunk 7 -> loss
 //
 //   p = 2, v = 2, m = 2; F0: micro-batch 0 in this rank's first chunk, f0: in its second
-//   stage 0  F0F1f0f1....b0--b1--B0--B1--
+//   stage 0  F0F1f0f1....b0--..b1--B0--B1--
 //   stage 1  ..F0F1f0b0--f1b1--B0--B1--
 //
 // The pipeline fills in (p-1) steps of a chunk, which take 1/v of a stage's time: bubble (p-1)/(v m) over ideal. The
@@ -17,7 +17,6 @@
 
 // What stage i of p, with v chunks, does in a step of m micro-batches. (Narayanan et al. 2021, arXiv:2104.04473)
 Order interleaved_order(int p, int i, int m, int v) {
-  if (v < 1) throw Error(format("--v %d: choose 1 or more chunks a rank", v));
   if (m % p)
     throw Error(format("--micro-batches %d is not a multiple of the %d ranks; the interleaved schedule sends "
                        "micro-batches in groups of that size", m, p));
@@ -36,10 +35,11 @@ Order interleaved_order(int p, int i, int m, int v) {
 }
 
 LESSON(interleaved, "interleaved 1F1B: several chunks of layers a rank, a smaller bubble",
-       pipeline_defaults(16, {{"v", {2, "chunks of layers on each rank"}}})) {
+       pipeline_defaults(16, {{"v", {2, "chunks of layers on each rank"}}}, [](const Options& o, int p) {
+         interleaved_order(p, 0, o.micro_batches, int(o.extra.at("v").value));  // before any work: does it exist?
+       })) {
   const int v = int(lesson.option("v"));
   auto order = [v](int p, int i, int m) { return interleaved_order(p, i, m, v); };
-  order(lesson.world().size(), 0, lesson.options().micro_batches);  // before any work: does it exist?
   Pipeline pipeline(lesson.world().all(), lesson.config(), order, v);  // <- the idea: v chunks
   Transformer model(lesson.config(), pipeline, lesson.device(), lesson.seed());
   AdamW adamw(model, lesson.options());

@@ -3,9 +3,9 @@
 //   backward of a linear layer y = x W^T:   B: dx = dy W     the stage below waits for it
 //                                           W: dW = dy^T x   nobody waits for it, until the update
 //
-//   stage 0  F0F1F2F3..B0W0F4B1W1F5B2W2F6B3W3F7B4W4B5W5B6W6B7W7      p-i-1 forwards; then for each j a forward,
-//   stage 1  ..F0F1F2B0..F3B1W0F4B2W1F5B3W2F6B4W3F7B5W4B6W5B7W6W7    B_j, and from j = i on W_(j-i);
-//   stage 2  ....F0F1B0F2B1F3B2W0F4B3W1F5B4W2F6B5W3F7B6W4B7W5W6W7    then the W that are left
+//   stage 0  F0F1F2F3......B0W0F4B1W1F5B2W2F6B3W3F7B4W4B5W5B6W6B7W7    p-i-1 forwards; then for each j a forward,
+//   stage 1  ..F0F1F2....B0F3B1W0F4B2W1F5B3W2F6B4W3F7B5W4B6W5B7W6W7    B_j, and from j = i on W_(j-i);
+//   stage 2  ....F0F1..B0F2B1F3B2W0F4B3W1F5B4W2F6B5W3F7B6W4B7W5W6W7    then the W that are left
 //   stage 3  ......F0B0F1B1F2B2F3B3W0F4B4W1F5B5W2F6B6W3F7B7W4W5W6W7
 //
 // Bubble: (p-1)(tF + tB - tW) with tB the input half: with three equal parts a third of 1F1B's. It needs m >= p.

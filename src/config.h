@@ -1,6 +1,7 @@
 // config.h - what the model is, how it is trained, and the checks that both make sense.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -66,6 +67,8 @@ struct Options {
   WorldOptions world;
   std::map<std::string, Extra> extra;  // by name, without the dashes
   std::set<std::string> given;  // the options on the command line, such as "--dim"
+  // Of a lesson: throws Error if its options do not fit the number of ranks, before the ranks start. May be empty.
+  std::function<void(const Options&, int ranks)> check;
 
   // The learning rate of a step, counted from 0: a pure function, so a resumed run continues exactly.
   float learning_rate(int64_t step) const;

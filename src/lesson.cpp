@@ -219,6 +219,7 @@ void Lesson::write_trace() {
     SvgOptions svg;
     svg.title = format("%s, %d rank%s%s", name_.c_str(), world_.size(), world_.size() == 1 ? "" : "s",
                        link_text().c_str());
+    svg.width = 600 * kTracedSteps;  // room for labels
     write_svg(options_.trace, spans, svg);
   } else {
     write_chrome_trace(options_.trace, spans);
@@ -434,6 +435,7 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
     if (int64_t(ranks) > 1 && defaults.world.threads == 1)
       throw Error(format("this lesson is about one rank, and %d were asked for; start it without mpiexec and --threads",
                          ranks));
+    if (options.check) options.check(options, ranks);
     check_memory(options);
     check_file("--logits", options.logits);
     check_file("--trace", options.trace);

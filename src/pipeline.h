@@ -16,6 +16,9 @@
 
 class Lesson;
 
+// Throws Error, one line, if p stages of v chunks can't hold this model.
+void check_stages(const ModelConfig&, int p, int v);
+
 // What stage i of p computes in a step of m micro-batches, in order: forward, backward, or the halves of backward.
 using Order = std::vector<Op>;
 using Schedule = std::function<Order(int p, int i, int m)>;
@@ -100,5 +103,7 @@ class Pipeline : public Parallel {
   int peak_stash_ = 0;
 };
 
-// What the four pipeline lessons start with: enough layers and micro-batches to see something.
-Options pipeline_defaults(int layers, std::map<std::string, Extra> extra = {});
+// What the four pipeline lessons start with: enough layers and micro-batches to see something; and the check that
+// options and ranks fit, with the lesson's own after it.
+Options pipeline_defaults(int layers, std::map<std::string, Extra> extra = {},
+                          std::function<void(const Options&, int p)> check = {});

@@ -55,6 +55,17 @@ const Case kCases[] = {
     {"03_ring", 4, "--largest 65536 --micro-batches 2"}, {"03_ring", 8, "--largest 65536"},
     {"04_ddp", 1, ""}, {"04_ddp", 2, "--bucket-kb 10"}, {"04_ddp", 3, "--bucket-kb 1"}, {"04_ddp", 4, "--micro-batches 2"},
     {"04_ddp", 4, "--overlap 0"}, {"04_ddp", 8, "--bucket-kb 20 --tied"}, {"04_ddp", 3, "--batch 10 --bucket-kb 5"},
+    {"07_gpipe", 1, "--micro-batches 3"}, {"07_gpipe", 2, "--micro-batches 4"}, {"07_gpipe", 3, "--micro-batches 3 --tied"},
+    {"07_gpipe", 4, "--layers 5 --micro-batches 3"}, {"07_gpipe", 8, "--layers 8 --micro-batches 2"},
+    {"08_1f1b", 1, "--micro-batches 2 --tied"}, {"08_1f1b", 2, "--micro-batches 1"}, {"08_1f1b", 2, "--micro-batches 8"},
+    {"08_1f1b", 3, "--layers 5 --micro-batches 4"}, {"08_1f1b", 4, "--layers 5 --micro-batches 8 --tied"},
+    {"08_1f1b", 8, "--layers 9 --micro-batches 8"},
+    {"09_interleaved", 1, "--micro-batches 3"}, {"09_interleaved", 2, "--layers 5 --micro-batches 4"},
+    {"09_interleaved", 2, "--layers 7 --v 3 --micro-batches 2 --tied"}, {"09_interleaved", 3, "--layers 7 --micro-batches 6"},
+    {"09_interleaved", 4, "--layers 8 --micro-batches 8"}, {"09_interleaved", 8, "--layers 16 --micro-batches 8"},
+    {"10_zero_bubble", 1, "--micro-batches 2"}, {"10_zero_bubble", 2, "--layers 5 --micro-batches 3"},
+    {"10_zero_bubble", 3, "--micro-batches 5 --tied"}, {"10_zero_bubble", 4, "--layers 4 --micro-batches 8"},
+    {"10_zero_bubble", 8, "--layers 8 --micro-batches 8"},
 };
 
 bool proved(const Output& output, const std::string& lesson) {
