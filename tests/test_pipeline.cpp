@@ -321,7 +321,7 @@ TEST_CASE("pipeline: paced, a step takes the time that the timetable says") {
 
 TEST_CASE("pipeline: the timeline names what ran") {
   const std::string file = std::filesystem::temp_directory_path() / ("ringtron-pipeline-" + std::to_string(getpid()) + ".svg");
-  const auto [text, status] = run(here() + "/08_1f1b" + kSmall + " --layers 2 --threads 2 --micro-batches 4 --pace 5 --trace " + file);
+  const auto [text, status] = run(here() + "/08_1f1b" + kSmall + " --layers 2 --threads 2 --micro-batches 4 --steps 1 --pace 20 --trace " + file);
   CHECK(status == 0);
   FILE* in = std::fopen(file.c_str(), "r");
   REQUIRE(in);

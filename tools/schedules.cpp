@@ -67,8 +67,9 @@ int main(int argc, char** argv) {
   app.add_option("--m", m, "micro-batches")->check(CLI::Range(1, 1024));
   app.add_option("--v", v, "chunks a rank of the interleaved schedule")->check(CLI::Range(1, 16));
   app.add_option("--svg", folder, "folder for the pictures; empty: none");
-  app.add_flag("--no-drawing", no_drawing, "only the table");
+  app.add_flag("--no-drawing", no_drawing, "only the table, no pictures");
   CLI11_PARSE(app, argc, argv);
+  if (no_drawing) folder.clear();
   try {
     if (!folder.empty()) std::filesystem::create_directories(folder);
     return show(p, m, v, !no_drawing, folder);
