@@ -29,21 +29,39 @@ int64_t peak_activation_bytes(const ModelConfig& c, int64_t N, int64_t B, Tensor
   return std::max(at_head, at_embedding);
 }
 
-int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B, TensorCut cut) {
+int64_t stash_bytes(const ModelConfig& c, int64_t N, int64_t B, int64_t blocks, bool head) {
+  return blocks * block_activation_bytes(c, N, B) + (head ? B * N * (2 * c.dim + c.vocab) + 4 * N : 0);
+}
+
+int64_t backward_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t B, TensorCut cut, bool postponed) {
   const int64_t N = int64_t(batch) * T, D = c.dim, F = c.hidden / cut.t;
   const int64_t A = int64_t(c.heads) * c.head_dim() / cut.t, K = int64_t(c.kv_heads) * c.head_dim() / cut.t;
-  // Per-group sums of a norm's weight gradient.
-  const int64_t partial = 4 * rmsnorm_partial_size(int(cut.rows(N)), c.dim);
+  const int64_t partial = 4 * rmsnorm_partial_size(int(cut.rows(N)), c.dim);  // per-group sums of a norm's gradient
   const int64_t rope = 4 * int64_t(T) * c.head_dim();
+  const int64_t mlp = postponed ? B * N * D : 0;                       // kept for later: the gradient of the output,
+  const int64_t attention = postponed ? mlp + B * N * (2 * F + D) : 0;  // of gate and up, and of attention's output
+  const int64_t scratch = attention_scratch_bytes(batch, T, c.heads / cut.t);
   const int64_t moments[] = {
-      B * N * 3 * F,                          // gradients of gate, up and their product
-      B * N * (2 * F + D) + partial,          // of gate, up and the MLP's input, while the norm's is taken
-      // q, k, v twice; out twice
-      B * N * 2 * (A + 2 * K) + B * N * 2 * A + attention_scratch_bytes(batch, T, c.heads / cut.t),
-      B * N * 2 * (A + 2 * K) + rope,
-      B * N * (A + 2 * K + D) + partial,
+      mlp + B * N * 3 * F,                  // gradients of gate, up and their product
+      mlp + B * N * (2 * F + D) + partial,  // of gate, up and the MLP's input, while the norm's is taken
+      attention + B * N * 2 * (A + 2 * K) + B * N * 2 * A + scratch,  // q, k, v twice; out twice
+      attention + B * N * 2 * (A + 2 * K) + rope,
+      attention + B * N * (A + 2 * K + D) + partial,
   };
-  return 4 * tokens + *std::max_element(std::begin(moments), std::end(moments));
+  return *std::max_element(std::begin(moments), std::end(moments));
+}
+
+int64_t backward_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t B, bool postponed) {
+  return backward_workspace_bytes(c, batch, T, B, {1, false, c.vocab}, postponed);
+}
+
+int64_t postponed_bytes(const ModelConfig& c, int64_t N, int64_t B) {
+  const int64_t A = int64_t(c.heads) * c.head_dim(), K = int64_t(c.kv_heads) * c.head_dim();
+  return B * N * (2 * c.dim + 2 * c.hidden + A + 2 * K);
+}
+
+int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B, TensorCut cut) {
+  return 4 * tokens + backward_workspace_bytes(c, batch, T, B, cut, false);
 }
 
 int64_t all_reduce_sent(int64_t X, int64_t n, int64_t r) {

@@ -36,6 +36,15 @@ int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tok
 // Elements that rank r of n sends in a ring all-reduce of X: chunk i has X/n, one more for the first X mod n, and each
 // rank passes on all chunks but one in each of the two halves: 2X - |c(r+1)| - |c(r+2)|.
 int64_t all_reduce_sent(int64_t X, int64_t n, int64_t r);
+// What a pipeline stage keeps of one micro-batch until its backward: its blocks, and on the last stage the head's
+// input, its norm and the logits: B N (2 D + V) + 4 N. With k micro-batches stashed it holds k times that.
+int64_t stash_bytes(const ModelConfig& c, int64_t N, int64_t B, int64_t blocks, bool head);
+// The scratch of one block's backward. With `postponed` weight halves nothing that they need is freed on the way.
+int64_t backward_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t B, bool postponed = false);
+int64_t backward_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t B, TensorCut, bool postponed);
+// What one block's postponed weight half keeps in scratch: the gradients of the outputs of its seven matrices,
+// B N (2 D + 2 F + A + 2 K).
+int64_t postponed_bytes(const ModelConfig& c, int64_t N, int64_t B);
 
 // Megatron's formula for GELU, dropout and 16 bits (arXiv:2205.05198), to print beside ours: s b h (34 + 5 a s / h).
 double megatron_layer_bytes(double s, double b, double h, double a);

@@ -75,11 +75,24 @@ void Lesson::print(const char* text, ...) const {
 
 std::string Lesson::link_text() const {
   const WorldOptions& w = options_.world;
-  return w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "";
+  return (w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "") +
+         (options_.pace > 0 ? format(", each forward paced to %g ms", options_.pace) : "");
 }
 
 void Lesson::start(AdamW& adamw) {
   const ModelConfig& c = config();
+  Transformer& model = adamw.model();
+  if (!holds_all_units(model)) {  // found before training, not after it
+    const std::pair<const char*, bool> whole[] = {
+        {"--save", !options_.save.empty()}, {"--sample", options_.sample > 0}, {"--logits", !options_.logits.empty()}};
+    for (auto [option, wanted] : whole)
+      if (wanted)
+        throw Error(format("%s needs a rank that holds the whole model, and here each stage holds some of its layers; "
+                           "leave it out", option));
+  }
+  int chunks = 1;  // a chunk of a stage takes its share of the stage's time
+  for (int unit = 0; unit < c.units(); ++unit) chunks = std::max(chunks, model.parallel().stage(unit) + 1);
+  model.set_pace(1e-3 * options_.pace / chunks);
   if (!options_.load.empty()) {
     loaded_ = read_checkpoint(options_.load);
     first_step_ = restore(*loaded_, adamw);
@@ -151,6 +164,10 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   logged_step_ = done;
 }
 
+bool Lesson::holds_all_units(Transformer& model) const {
+  return int(model.params().units().size()) == config().units();
+}
+
 double Lesson::held_out_loss(Transformer& model) {
   double loss = 0;
   const int rounds = 4;
@@ -184,8 +201,9 @@ void Lesson::finish(AdamW& adamw) {
       assembly_.insert(assembly_.end(), {all.copies, all.missing});
     }
   }
-  const double held_out = held_out_loss(model);
-  print("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window, held_out,
+  // A pipeline's stages would have to evaluate together; their loss on held-out text is that of one rank.
+  const std::string held_out = holds_all_units(model) ? format(", %.3f on held-out text", held_out_loss(model)) : "";
+  print("  loss    %.3f over the last %d steps%s; bigram entropy %.3f\n", last, window, held_out.c_str(),
         bigram_entropy(corpus_.tokens()));
   if (!options_.trace.empty()) write_trace();
   if (world_.rank() != 0 || !used) return;
@@ -211,6 +229,7 @@ void Lesson::write_trace() {
     SvgOptions svg;
     svg.title = format("%s, %d rank%s%s", name_.c_str(), world_.size(), world_.size() == 1 ? "" : "s",
                        link_text().c_str());
+    svg.width = 600 * kTracedSteps;  // room for labels
     write_svg(options_.trace, spans, svg);
   } else {
     write_chrome_trace(options_.trace, spans);
@@ -435,6 +454,7 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
     if (int64_t(ranks) > 1 && defaults.world.threads == 1)
       throw Error(format("this lesson is about one rank, and %d were asked for; start it without mpiexec and --threads",
                          ranks));
+    if (options.check) options.check(options, ranks);
     check_memory(options);
     check_file("--logits", options.logits);
     check_file("--trace", options.trace);

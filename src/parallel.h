@@ -26,9 +26,13 @@ struct Shard {
 
 // One entry of a schedule: what a rank does next.
 struct Op {
-  enum Kind { forward, backward, backward_input, backward_weight } kind;
+  // backward: both halves; or the input half, and the weight half later. send, receive: between stages.
+  enum Kind { forward, backward, backward_input, backward_weight, send, receive } kind;
   int micro_batch;
-  int chunk = 0;  // which of this rank's model chunks (interleaved pipelines have several)
+  int chunk = 0;          // which of this rank's model chunks (interleaved pipelines have several)
+  int peer = -1;          // of send and receive: the rank at the other end
+  bool gradient = false;  // of send and receive: a gradient goes up, otherwise an activation down
+  bool operator==(const Op&) const = default;
 };
 
 struct Parallel {

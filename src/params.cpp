@@ -40,7 +40,14 @@ float Params::initial_value(const Param& p, uint64_t seed, int64_t global_index)
 }
 
 Params::Params(const ModelConfig& config, Parallel& parallel, Device& device, uint64_t seed) : config_(config), device_(device) {
-  for (Param& p : describe(config)) {
+  std::vector<Param> all = describe(config);
+  // A stage with the head but without the embedding needs a tied table too: a copy, stored with the head.
+  if (config.tied && parallel.stage(0) < 0) {
+    Param copy = all[0];
+    copy.unit = config.head();
+    all.push_back(std::move(copy));
+  }
+  for (Param& p : all) {
     if (parallel.stage(p.unit) < 0) continue;
     if (units_.empty() || units_.back().index != p.unit) {
       units_.emplace_back();

@@ -1,7 +1,9 @@
 #include "transformer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "../kernels/kernels.h"
 
@@ -309,7 +311,25 @@ std::string Transformer::span_name(const char* what, int unit) const {
 
 // ---- ranges of units ------------------------------------------------------------------------------------------
 
+namespace {
+struct Paced {  // sleeps the rest of the time that a piece of work shall take
+  Device& device;
+  double seconds;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  ~Paced() {
+    if (seconds <= 0) return;
+    (void)cudaStreamSynchronize(device.stream());  // an error shows again at the next call
+    std::this_thread::sleep_until(start + std::chrono::duration<double>(seconds));
+  }
+};
+}  // namespace
+
+int Transformer::stashed(int block) const {
+  return int(std::count_if(blocks_.begin(), blocks_.end(), [=](auto& state) { return state.first.first == block; }));
+}
+
 Buffer Transformer::forward(int first, int last, const MicroBatch& mb, Buffer x) {
+  Paced paced{device_, pace_};
   for (int unit = first; unit < last; ++unit) {
     Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("forward", unit));
     parallel_.open(params_.unit(unit), false);
@@ -337,6 +357,7 @@ Buffer Transformer::forward(int first, int last, const MicroBatch& mb, Buffer x)
 }
 
 Buffer Transformer::backward(int first, int last, const MicroBatch& mb, Buffer dx, Half half) {
+  Paced paced{device_, half == Half::both ? 2 * pace_ : pace_};
   const bool done = mb.last && half == Half::both;
   for (int unit = last - 1; unit >= first; --unit) {
     Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("backward", unit));
@@ -361,6 +382,7 @@ Buffer Transformer::backward(int first, int last, const MicroBatch& mb, Buffer d
 }
 
 void Transformer::backward_weights(int first, int last, const MicroBatch& mb) {
+  Paced paced{device_, pace_};
   for (int unit = last - 1; unit >= first; --unit) {
     Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("weight", unit));
     auto& work = unit == 0                 ? embeddings_.at(mb.index).weight_half
