@@ -115,6 +115,6 @@ class Transformer {
   std::map<std::pair<int, int>, BlockState> blocks_;  // by unit and micro-batch
   std::map<int, HeadState> heads_state_;              // by micro-batch
   std::map<int, EmbeddingState> embeddings_;
-  double loss_ = 0, pace_ = 0;
+  double pace_ = 0;
   std::vector<FloatBuffer> losses_;                   // (N) of each micro-batch, added up when asked for
 };

@@ -138,7 +138,7 @@ template <class Strategy>
 void inflation(const std::string& name, const ModelConfig& c, int batch, int ranks, const char* goal) {
   std::vector<double> ratios;
   double one = work<Strategy>(c, batch, 1, 3);
-  for (int round = 0; round < 7; ++round) {
+  for (int round = 0; round < 5; ++round) {
     const double all = work<Strategy>(c, batch, ranks, 3), again = work<Strategy>(c, batch, 1, 3);
     ratios.push_back(all / (0.5 * (one + again)));  // one rank before and after: the machine's speed drifts
     one = again;
