@@ -107,6 +107,7 @@ void Lesson::start(AdamW& adamw) {
         short_number(c.flops_per_token()).c_str());
   if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
+  device_.sent_to_host = device_.sent_from_host = 0;
   world_.reset_traffic();
   logged_step_ = first_step_;
   started_ = logged_ = seconds();
@@ -128,7 +129,7 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   mine_.losses.push_back(loss);
   mine_.norms.push_back(norm);
   if (step == first_step_ && options_.proof) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), true));
+    const auto packed = world_.gather(pack(model.params(), true));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.gradients = std::move(all.tensors);
@@ -175,7 +176,7 @@ void Lesson::finish(AdamW& adamw) {
   const int window = int(std::min<size_t>(10, mine_.losses.size()));
   for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
   if (options_.proof) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), false));
+    const auto packed = world_.gather(pack(model.params(), false));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.end = std::move(all.tensors);
@@ -187,9 +188,10 @@ void Lesson::finish(AdamW& adamw) {
   print("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window, held_out,
         bigram_entropy(corpus_.tokens()));
   if (!options_.trace.empty()) write_trace();
-  if (world_.rank() != 0) return;
-  if (!options_.logits.empty()) save_logits(model);
-  if (options_.sample > 0) sample(model);
+  if (options_.sample > 0) sample(model);  // by all ranks together: parameters may be spread over them
+  if (!options_.logits.empty() && model.parallel().storage(Memory::parameters) != Storage::whole)
+    throw Error("--logits needs a rank that computes all of them alone; use it with 01_single");
+  if (!options_.logits.empty() && world_.rank() == 0) save_logits(model);
 }
 
 void Lesson::write_trace() {
@@ -255,17 +257,26 @@ void Lesson::sample(Transformer& model) {
     else if (tokens[i] == '\n') shown += "\n          ";
     else shown += char(tokens[i]);
   }
-  std::printf("  sample  %s\n", shown.c_str());
+  print("  sample  %s\n", shown.c_str());
 }
 
 void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula) {
   costs_.push_back({format("peak %s", memory_name(kind)), formula, device_.peak(kind), bytes});
 }
 
+void Lesson::expect_stored(Memory kind, int64_t bytes, const std::string& formula) {
+  costs_.push_back({format("stored %s", memory_name(kind)), formula, device_.current(kind), bytes});
+}
+
 void Lesson::expect_state(int64_t parameters, int64_t gradients, int64_t optimizer) {
   expect_peak(Memory::parameters, parameters, "B Psi");
   expect_peak(Memory::gradients, gradients, "B Psi");
   expect_peak(Memory::optimizer, optimizer, sizeof(real) == 4 ? "8 per parameter updated here" : "12 per parameter updated here");
+}
+
+void Lesson::expect_host_link(int64_t down, int64_t up, const std::string& formula) {
+  costs_.push_back({"copied to the host", formula, device_.sent_to_host, down});
+  costs_.push_back({"copied from the host", formula, device_.sent_from_host, up});
 }
 
 void Lesson::expect_activations(Transformer& model) {
