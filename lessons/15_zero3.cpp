@@ -165,7 +165,7 @@ LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", de
   lesson.expect_peak(Memory::optimizer, state * adamw.elements(), "8 or 12 bytes per parameter of the own parts");
   lesson.expect_peak(Memory::communication, k > 1 ? B * largest / s : 0, "B largest unit/d, if sums are added up");
   lesson.expect_activations(model);
-  print_state_table(lesson, adamw, {.stage = 3, .ranks = s, .reduce_each = zero3.every,
+  print_state_table(lesson, adamw, {.stage = 3, .ranks = s, .replicas = r, .reduce_each = zero3.every,
                                     .keep_parameters = zero3.keep_parameters}, gathered + reduced + replicated);
   lesson.finish(adamw);
   return lesson.prove(model);

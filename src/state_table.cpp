@@ -10,7 +10,7 @@ void print_state_table(Lesson& lesson, AdamW& adamw, const Textbook& book, int64
   for (const Unit& unit : adamw.model().params().units()) padded += unit.padded;
   const int64_t optimizer = bytes.optimizer * adamw.elements();  // padding has none
 
-  lesson.print("training state per rank, %d ranks of which %lld divide it%s; Psi %.0f, with padding %lld\n",
+  lesson.print("training state per rank, %d ranks, divided by %lld%s; Psi %.0f, with padding %lld\n",
                lesson.world().size(), (long long)d, book.offload ? ", offloaded" : "", Psi, (long long)padded);
   lesson.print("  %-11s %13s %13s %13s %13s   %s\n", "bytes", "peak", "stored", "exact", "textbook", "");
   auto row = [&](Memory kind, int64_t exact, double per_parameter, const std::string& formula) {
@@ -34,7 +34,11 @@ void print_state_table(Lesson& lesson, AdamW& adamw, const Textbook& book, int64
   for (const Traffic& traffic : lesson.world().traffic()) counted += traffic.sent;
   const int64_t steps = int64_t(lesson.steps().size());
   const double multiple = zero_sent(book.stage, double(m), book.reduce_each, book.keep_parameters);
-  lesson.print("  sent per step, elements    %13s %13lld %13.0f   %g Psi (d-1)/d\n",
+  const double r = double(book.replicas), replicas = 2 * (r - 1) / r / double(d);
+  std::string text = format("%g Psi (d-1)/d", multiple);
+  if (r > 1) text += format(" + 2 (r-1)/r Psi/d, r = %.0f", r);
+  if (book.stage == 3 && lesson.config().tied && !book.keep_parameters) text += "; a tied table is gathered twice more";
+  lesson.print("  sent per step, elements    %13s %13lld %13.0f   %s\n",
                World::counts_traffic() ? format("%lld", (long long)(counted / B / steps)).c_str() : "not counted",
-               (long long)sent, multiple * Psi * double(d - 1) / double(d), multiple);
+               (long long)sent, Psi * (multiple * double(d - 1) / double(d) + replicas), text.c_str());
 }

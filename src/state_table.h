@@ -7,7 +7,8 @@
 // What the textbook knows: ZeRO's stage, ranks that divide the state, and how gradients and parameters travel.
 struct Textbook {
   int stage;
-  int64_t ranks;
+  int64_t ranks;           // d
+  int64_t replicas = 1;    // groups of d ranks, which all-reduce their shards' gradients once a step
   bool reduce_each = true, keep_parameters = false, offload = false;
 };
 

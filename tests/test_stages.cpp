@@ -55,6 +55,19 @@ const Case kCases[] = {
     {"03_ring", 4, "--largest 65536 --micro-batches 2"}, {"03_ring", 8, "--largest 65536"},
     {"04_ddp", 1, ""}, {"04_ddp", 2, "--bucket-kb 10"}, {"04_ddp", 3, "--bucket-kb 1"}, {"04_ddp", 4, "--micro-batches 2"},
     {"04_ddp", 4, "--overlap 0"}, {"04_ddp", 8, "--bucket-kb 20 --tied"}, {"04_ddp", 3, "--batch 10 --bucket-kb 5"},
+    {"13_zero1", 1, ""}, {"13_zero1", 2, "--tied"}, {"13_zero1", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10"},
+    {"13_zero1", 4, "--micro-batches 2"}, {"13_zero1", 8, ""},
+    {"14_zero2", 1, "--micro-batches 2"}, {"14_zero2", 2, "--tied --micro-batches 4"},
+    {"14_zero2", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10 --overlap 0"},
+    {"14_zero2", 4, "--micro-batches 2 --every 0"}, {"14_zero2", 4, "--micro-batches 2 --every 0 --overlap 0 --tied"},
+    {"14_zero2", 8, ""},
+    {"15_zero3", 1, ""}, {"15_zero3", 2, "--tied --micro-batches 4 --prefetch 0"},
+    {"15_zero3", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10 --tied"},
+    {"15_zero3", 4, "--keep 1 --micro-batches 2 --every 0"}, {"15_zero3", 4, "--shard 2 --replicate 2 --tied --keep 1"},
+    {"15_zero3", 8, "--prefetch 0"}, {"15_zero3", 8, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --shard 2"},
+    {"16_offload", 1, "--micro-batches 4"}, {"16_offload", 2, "--tied --micro-batches 4 --every 0"},
+    {"16_offload", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10"}, {"16_offload", 4, "--micro-batches 2 --tied"},
+    {"16_offload", 8, ""},
 };
 
 bool proved(const Output& output, const std::string& lesson) {
@@ -96,7 +109,7 @@ TEST_CASE("stages: threads and processes print the same numbers") {
     if (at != std::string::npos && end != std::string::npos) lines = text.substr(at, end - at);
     return lines;
   };
-  for (const char* lesson : {"02_dp", "03_ring", "04_ddp"}) {
+  for (const char* lesson : {"02_dp", "03_ring", "04_ddp", "15_zero3", "16_offload"}) {
     CAPTURE(lesson);
     const std::string program = here() + "/" + lesson + kSmall + (std::string(lesson) == "03_ring" ? " --largest 0" : "");
     const std::string threads = numbers(run(program + " --threads 3").text);
