@@ -95,15 +95,16 @@ struct Zero2 : DataParallel {
   int64_t most_whole(Params& params, int micro_batches, int64_t ways = 0) const {
     const std::vector<Unit>& units = params.units();
     auto sum = [&](const Unit& unit) { return ways ? unit.padded / ways : 0; };
-    int64_t all = 0, most = 0;
+    int64_t below = 0, kept = 0, most = 0;  // kept: if all are whole when the last backward begins, and go from the top
     for (size_t i = 0; i < units.size(); ++i) {
-      all += units[i].padded;
+      below += units[i].padded;
+      kept = std::max(kept, below + sum(units[i]));
       const Unit* above = overlap && i + 1 < units.size() ? &units[i + 1] : nullptr;  // travels while this one computes
       const int64_t table = params.config().tied && i > 0 ? units[0].padded : 0;      // waits for the embedding's part
       most = std::max({most, units[i].padded + table + (above ? above->padded + sum(*above) : 0),
                        units[i].padded + table + sum(units[i])});
     }
-    return every || micro_batches == 1 ? most : all + sum(units.back());  // the head is the first to travel
+    return every || micro_batches == 1 ? most : kept;
   }
   int reductions(int micro_batches) const { return every ? micro_batches : 1; }  // per step and unit
 
