@@ -137,7 +137,13 @@ std::vector<float> to_floats(Device& device, Tensor t) {
 }
 }  // namespace
 
-std::vector<float> Params::weight_to_host(const Param& p) { return to_floats(device_, weight(p)); }
+std::vector<float> Params::weight_to_host(const Param& p) {
+  Part part = stored_weight(p);
+  if (int64_t(part.values.size()) != p.local_size())
+    throw Error(format("%s is wanted whole, and this rank stores %zu of its %lld elements", p.name.c_str(),
+                       part.values.size(), (long long)p.local_size()));
+  return std::move(part.values);
+}
 std::vector<float> Params::gradient_to_host(const Param& p) { return to_floats(device_, gradient(p)); }
 
 Params::Part Params::to_host(const Param& p, Tensor stretch, int64_t begin, bool on_host) {
