@@ -110,7 +110,8 @@ LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", de
   if (s == 0) s = r > 0 ? all.size() / r : all.size();
   if (r == 0) r = s > 0 ? all.size() / s : 0;
   if (s < 1 || r < 1 || s * r != all.size())
-    throw Error(format("--shard %d x --replicate %d is not %d, the number of ranks", s, r, all.size()));
+    throw Error(format("--shard %d x --replicate %d is not %d, the number of ranks; choose two whose product it is", s, r,
+                       all.size()));
   std::unique_ptr<Group> shards, replicas;  // neighbours divide: inside a node, links are fast
   if (r > 1) {
     shards = lesson.world().split(all.rank() / s, all.rank(), "shard");

@@ -185,6 +185,7 @@ TEST_CASE("zero: make memory prints the table of a model that is only calculated
   CHECK(first(numbers(eight, "ZeRO-1"), 5).back() == 2.91);
   CHECK(first(numbers(eight, "ZeRO-2"), 5).back() == 4.27);
   CHECK(run("memory --dp 0").find("memory: --dp is 0") == 0);
+  CHECK(run("15_zero3 --threads 4 --shard 3").find("--shard 3 x --replicate 1 is not 4") != std::string::npos);
 }
 
 TEST_CASE("zero: equals one rank, also ragged, tied and with micro-batches") {
