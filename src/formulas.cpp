@@ -103,6 +103,18 @@ double zero_bytes_per_parameter(int stage, double d) {
   return weights + gradients + (stage >= 1 ? 12 / d : 12);
 }
 
+StateShare zero_state(int stage, double d, const StateBytes& s, bool offload) {
+  StateShare share{stage >= 3 ? s.weights / d : s.weights, stage >= 2 ? s.gradients / d : s.gradients,
+                   stage >= 1 ? s.optimizer / d : s.optimizer};
+  if (offload) share.gradients = share.optimizer = 0, share.host = s.all() / d;
+  return share;
+}
+
+double zero_sent(int stage, double m, bool reduce_each, bool keep_parameters) {
+  const double reduced = stage >= 2 && reduce_each ? m : 1;
+  return reduced + (stage < 3 ? 1 : keep_parameters ? m : 2 * m);
+}
+
 double megatron_layer_bytes(double s, double b, double h, double a, double t, bool sequence_parallel,
                             Recomputed recomputed) {
   if (recomputed == Recomputed::layer) return 2 * s * b * h;

@@ -85,6 +85,19 @@ constexpr StateBytes kTrainingStates[] = {
 // (arXiv:1910.02054)
 double zero_bytes_per_parameter(int stage, double d);
 
+// The same by kind, for any of the states above. Offloaded (arXiv:2101.06840), a rank's shard of the gradients and of
+// the optimizer's state lies in host memory, with the weights that the host updates: 2 + 2 + 12 of it again.
+struct StateShare {
+  double weights, gradients, optimizer, host = 0;
+  double device() const { return weights + gradients + optimizer; }
+};
+StateShare zero_state(int stage, double d, const StateBytes& = kTrainingStates[1], bool offload = false);
+// Elements that a rank sends in a step of m micro-batches, as a multiple of Psi (d-1)/d. An all-reduce (stage 0) is a
+// reduce-scatter and an all-gather: 2. Stage 1: the same, gradients in, parameters out. Stage 2 reduces at every
+// micro-batch (m + 1), or once (2). Stage 3 also gathers the parameters at every micro-batch, for forward and for
+// backward, or only once if they stay in between; it has nothing to gather after the update.
+double zero_sent(int stage, double m = 1, bool reduce_each = true, bool keep_parameters = false);
+
 // Megatron's activation bytes of a layer on one of t tensor-parallel ranks, 16 bits, GELU and dropout
 // (arXiv:2205.05198, table 2): s b h (10 + 24/t + 5as/(ht)); with sequence parallelism s b h / t (34 + 5as/h), and
 // 34 s b h / t if attention's core is recomputed; 2 s b h if the whole layer is (its input, not split).

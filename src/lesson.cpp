@@ -120,6 +120,7 @@ void Lesson::start(AdamW& adamw) {
         short_number(c.flops_per_token()).c_str());
   if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
+  device_.sent_to_host = device_.sent_from_host = 0;
   world_.reset_traffic();
   logged_step_ = first_step_;
   started_ = logged_ = seconds();
@@ -141,7 +142,7 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   mine_.losses.push_back(loss);
   mine_.norms.push_back(norm);
   if (step == first_step_ && options_.proof) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), true));
+    const auto packed = world_.gather(pack(model.params(), true));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.gradients = std::move(all.tensors);
@@ -193,7 +194,7 @@ void Lesson::finish(AdamW& adamw) {
   for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
   const bool used = options_.sample > 0 || !options_.logits.empty();  // by rank 0, on its own
   if (options_.proof || (used && world_.size() > 1)) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), false));
+    const auto packed = world_.gather(pack(model.params(), false));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.end = std::move(all.tensors);
@@ -282,11 +283,15 @@ void Lesson::sample(Transformer& model) {
     else if (tokens[i] == '\n') shown += "\n          ";
     else shown += char(tokens[i]);
   }
-  std::printf("  sample  %s\n", shown.c_str());
+  print("  sample  %s\n", shown.c_str());
 }
 
 void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula) {
   costs_.push_back({format("peak %s", memory_name(kind)), formula, device_.peak(kind), bytes});
+}
+
+void Lesson::expect_stored(Memory kind, int64_t bytes, const std::string& formula) {
+  costs_.push_back({format("stored %s", memory_name(kind)), formula, device_.current(kind), bytes});
 }
 
 void Lesson::expect_state(int64_t parameters, int64_t gradients, int64_t optimizer) {
@@ -304,6 +309,11 @@ void Lesson::expect_activations(Transformer& model, const TensorCut& cut) {
                            : "L (B N (4D + (2A + 2K + 3F + H T) / t) + 8 N) + B N (3D + V(rank)) + 4 N");
   expect_peak(Memory::workspace, peak_workspace_bytes(config(), int(most), int(T), samples * T, B, cut),
               "the largest scratch of a block's backward");
+}
+
+void Lesson::expect_host_link(int64_t down, int64_t up, const std::string& formula) {
+  costs_.push_back({"copied to the host", formula, device_.sent_to_host, down});
+  costs_.push_back({"copied from the host", formula, device_.sent_from_host, up});
 }
 
 void Lesson::expect_activations(Transformer& model) {

@@ -41,7 +41,9 @@ class Lesson {
 
   // ---- what training should have cost this rank: formula against what was counted. Call after the loop ----
   void expect_peak(Memory kind, int64_t bytes, const std::string& formula);
+  void expect_stored(Memory kind, int64_t bytes, const std::string& formula);  // between steps, so now
   void expect_state(int64_t parameters, int64_t gradients, int64_t optimizer);  // peaks of the three, bytes
+  void expect_host_link(int64_t down, int64_t up, const std::string& formula);   // bytes to the host, and from it
   void expect_activations(Transformer&);   // of a rank that runs all layers on its samples
   void expect_activations(Transformer&, const TensorCut&);  // the same, on one of t tensor-parallel ranks
   void expect_sent(const std::string& group, const std::string& operation, int64_t bytes, const std::string& formula);

@@ -72,6 +72,19 @@ const Case kCases[] = {
     {"10_zero_bubble", 1, "--micro-batches 2"}, {"10_zero_bubble", 2, "--layers 5 --micro-batches 3"},
     {"10_zero_bubble", 3, "--micro-batches 5 --tied"}, {"10_zero_bubble", 4, "--layers 4 --micro-batches 8"},
     {"10_zero_bubble", 8, "--layers 8 --micro-batches 8"},
+    {"13_zero1", 1, ""}, {"13_zero1", 2, "--tied"}, {"13_zero1", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10"},
+    {"13_zero1", 4, "--micro-batches 2"}, {"13_zero1", 8, ""},
+    {"14_zero2", 1, "--micro-batches 2"}, {"14_zero2", 2, "--tied --micro-batches 4"},
+    {"14_zero2", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10 --overlap 0"},
+    {"14_zero2", 4, "--micro-batches 2 --every 0"}, {"14_zero2", 4, "--micro-batches 2 --every 0 --overlap 0 --tied"},
+    {"14_zero2", 8, ""},
+    {"15_zero3", 1, ""}, {"15_zero3", 2, "--tied --micro-batches 4 --prefetch 0"},
+    {"15_zero3", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10 --tied"},
+    {"15_zero3", 4, "--keep 1 --micro-batches 2 --every 0"}, {"15_zero3", 4, "--shard 2 --replicate 2 --tied --keep 1"},
+    {"15_zero3", 8, "--prefetch 0"}, {"15_zero3", 8, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --shard 2"},
+    {"16_offload", 1, "--micro-batches 4"}, {"16_offload", 2, "--tied --micro-batches 4 --every 0"},
+    {"16_offload", 3, "--dim 14 --heads 7 --kv-heads 7 --hidden 9 --batch 10"}, {"16_offload", 4, "--micro-batches 2 --tied"},
+    {"16_offload", 8, ""},
 };
 
 bool proved(const Output& output, const std::string& lesson) {
@@ -113,7 +126,7 @@ TEST_CASE("stages: threads and processes print the same numbers") {
     if (at != std::string::npos && end != std::string::npos) lines = text.substr(at, end - at);
     return lines;
   };
-  for (const char* lesson : {"02_dp", "03_ring", "04_ddp", "10_zero_bubble"}) {
+  for (const char* lesson : {"02_dp", "03_ring", "04_ddp", "10_zero_bubble", "15_zero3", "16_offload"}) {
     CAPTURE(lesson);
     const std::string program = here() + "/" + lesson + kSmall + (std::string(lesson) == "03_ring" ? " --largest 0" : "");
     const std::string threads = numbers(run(program + " --threads 3").text);
