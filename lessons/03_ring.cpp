@@ -27,7 +27,7 @@ void ring_all_reduce(Group& group, Tensor x) {
   Buffer arrived = device.allocate<real>(Memory::communication, {chunk(x, 0, n).numel()});  // chunk 0 is a largest one
 
   auto exchange = [&](Tensor out, Tensor in) {  // to the next, from the previous, together: else all would wait
-    Group::Together together;
+    Group::Together together(group, "exchange");
     if (out.numel()) group.send(out, next);
     if (in.numel()) group.receive(in, previous);
   };
