@@ -79,6 +79,12 @@ double overlapped_seconds(double buckets, double produced, double drained) {
   return std::max(buckets * produced + drained, produced + buckets * drained);
 }
 
+double last_reduced(const std::vector<double>& ready, const std::vector<double>& drain) {
+  double end = 0;
+  for (size_t i = 0; i < ready.size(); ++i) end = std::max(end, ready[i]) + drain[i];
+  return end;
+}
+
 double scaling_efficiency(double throughput_n, double n, double throughput_1) { return throughput_n / (n * throughput_1); }
 
 double straggler_share(double share, double n) { return 1 - std::pow(1 - share, n); }

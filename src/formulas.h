@@ -1,6 +1,8 @@
 // formulas.h - the formulas of the notes as functions: what a step should cost, to be held against what it did.
 // N: tokens of one micro-batch on this rank, all sizes of `c` as they are on this rank, B bytes per element.
 #pragma once
+#include <vector>
+
 #include "config.h"
 
 // Bytes of what one block keeps for its backward pass:
@@ -50,6 +52,8 @@ double hierarchical_bytes_between(double S, double M, double g);
 // Seconds until the last bucket is reduced, when backward finishes one of `buckets` every `produced` seconds and the
 // link reduces one in `drained`: drained faster than produced, only the last one is left over.
 double overlapped_seconds(double buckets, double produced, double drained);
+// The same for any buckets: bucket i is complete at ready[i] and takes drain[i] on a link that does one at a time.
+double last_reduced(const std::vector<double>& ready, const std::vector<double>& drain);
 // Throughput of n ranks over n times that of one.
 double scaling_efficiency(double throughput_n, double n, double throughput_1);
 // The part of steps in which at least one of n ranks is slow, each in `share` of its steps: 1 - (1 - share)^n.
