@@ -100,7 +100,6 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& wrong) {
-    if (mpi_rank() == 0) std::fprintf(stderr, "hangs: %s\n", wrong.what());
-    return 1;
+    return cannot_run(argc, argv, "hangs", wrong.what());
   }
 }
