@@ -70,8 +70,8 @@ static bool compare_all_reduces(Lesson& lesson, int64_t largest) {
   const int64_t n = all.size();
   lesson.print("all-reduce of X bytes on %d ranks%s; algbw = X / time, busbw = algbw x 2 (n-1)/n\n", all.size(),
                lesson.link_text().c_str());
-  lesson.print("  %9s  %28s  %28s  %10s\n", "X", "ring of this file", "library (NCCL's call)", "root");
-  lesson.print("  %9s  %9s %9s %8s  %9s %9s %8s  %10s\n", "bytes", "ms", "algbw", "busbw", "ms", "algbw", "busbw", "ms");
+  lesson.print("  %9s  %28s  %28s  %10s\n", "X", "ring: time, algbw, busbw", "library: the same", "root: time");
+  lesson.print("  %9s  %9s %9s %8s  %9s %9s %8s  %10s\n", "bytes", "ms", "GB/s", "GB/s", "ms", "GB/s", "GB/s", "ms");
   bool right = true;
   std::vector<double> sizes, times;
   for (int64_t bytes = 1024; bytes <= largest; bytes *= 4) {

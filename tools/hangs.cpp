@@ -40,7 +40,7 @@ void train(const std::string& kind, Device& device, World& world) {
 
   for (int step = 1; step <= 4; ++step) {  // step 3 is the one that goes wrong
     if (step == 3 && culprit) {
-      usleep(100'000);  // the others get as far as they can
+      usleep(300'000);  // the others get as far as they can
       if (kind == "skip") continue;
       if (kind == "throw") throw std::runtime_error("the data of step 3 can't be read");
       if (kind == "exit0") exit(0);
