@@ -83,7 +83,8 @@ class Lesson {
 double seconds();
 // The same for the time this thread has really run: what other programs on the machine take does not count.
 double core_seconds();
-// FLOP/s of the best of several matrix products of `size`, by one of the clocks above.
+// FLOP/s of a matrix product of `size` (median of several), by one of the clocks above: the peak a model's FLOP/s are
+// held against.
 double measure_matmul_peak(Device&, int size = 1024, double (*clock)() = seconds);
 
 using LessonBody = int (*)(Lesson&);
