@@ -176,7 +176,8 @@ void Lesson::finish(AdamW& adamw) {
   double last = 0;
   const int window = int(std::min<size_t>(10, mine_.losses.size()));
   for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
-  if (options_.proof) {
+  const bool used = options_.sample > 0 || !options_.logits.empty();  // by rank 0, on its own
+  if (options_.proof || (used && world_.size() > 1)) {
     const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), false));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
@@ -189,9 +190,18 @@ void Lesson::finish(AdamW& adamw) {
   print("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window, held_out,
         bigram_entropy(corpus_.tokens()));
   if (!options_.trace.empty()) write_trace();
-  if (world_.rank() != 0) return;
-  if (!options_.logits.empty()) save_logits(model);
-  if (options_.sample > 0) sample(model);
+  if (world_.rank() != 0 || !used) return;
+  // Whatever the layout was in training, rank 0 now puts the ranks' pieces together and needs nobody else.
+  Parallel one_gpu;
+  std::optional<Transformer> whole;
+  if (world_.size() > 1) {
+    whole.emplace(config(), one_gpu, device_, seed());
+    for (Unit& unit : whole->params().units())
+      for (Param& p : unit.params) whole->params().set_weight(p, mine_.end.at(p.name));
+  }
+  Transformer& alone = whole ? *whole : model;
+  if (!options_.logits.empty()) save_logits(alone);
+  if (options_.sample > 0) sample(alone);
 }
 
 void Lesson::write_trace() {
@@ -216,8 +226,6 @@ void Lesson::save_logits(Transformer& model) {
   const GlobalBatch batch = global_batch(corpus_.valid(T), hash_name("held out"), 0, options_.batch, T);
   const auto part = micro_batches(device_, batch, model.parallel().view(batch.samples, T), 1);
   const Buffer logits = model.logits(part[0]);
-  if (logits.numel() != int64_t(batch.samples) * T * V)
-    throw Error("--logits needs a rank that computes all of them; use it with 01_single");
   const std::vector<real> values = logits.to_host();
   const std::vector<float> floats(values.begin(), values.end());
   Safetensors file;
@@ -268,6 +276,17 @@ void Lesson::expect_state(int64_t parameters, int64_t gradients, int64_t optimiz
   expect_peak(Memory::parameters, parameters, "B Psi");
   expect_peak(Memory::gradients, gradients, "B Psi");
   expect_peak(Memory::optimizer, optimizer, sizeof(real) == 4 ? "8 per parameter updated here" : "12 per parameter updated here");
+}
+
+void Lesson::expect_activations(Transformer& model, const TensorCut& cut) {
+  const View view = model.parallel().view(options_.batch, config().seq);
+  const int64_t samples = view.last_sample - view.first_sample, T = int64_t(view.positions.size());
+  const int64_t most = (samples + options_.micro_batches - 1) / options_.micro_batches, B = sizeof(real);
+  expect_peak(Memory::activations, peak_activation_bytes(config(), most * T, B, cut),
+              cut.sequence ? "(L (B N (4D + 2A + 2K + 3F + H T) + 8 N) + B N 3D + 4 N) / t + B N V(rank)"
+                           : "L (B N (4D + (2A + 2K + 3F + H T) / t) + 8 N) + B N (3D + V(rank)) + 4 N");
+  expect_peak(Memory::workspace, peak_workspace_bytes(config(), int(most), int(T), samples * T, B, cut),
+              "the largest scratch of a block's backward");
 }
 
 void Lesson::expect_activations(Transformer& model) {
@@ -428,6 +447,8 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
         World world(device);
         Lesson lesson(name, options, corpus, device, world);
         return body(lesson);
+      } catch (const LayoutError& wrong) {
+        return rank == 0 ? say(wrong.what()) : 1;
       } catch (const std::bad_alloc&) {
         throw Error("out of memory; choose a smaller model, --seq, --batch or --steps");
       } catch (const std::exception& wrong) {
