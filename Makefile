@@ -101,7 +101,7 @@ MPI_PROGRAMS := $(if $(and $(HAVE_MPI),$(filter cpu,$(DEVICE))),$(OUT)/mpi_nccl 
 RANKS := $(or $(NP),$(if $(filter cuda,$(DEVICE)),$(GPUS)),4)
 
 # ---- targets -------------------------------------------------------------------------------------------------
-.PHONY: help info setup all build-tests build-bench run test bench estimate grid memory schedules deep-mlp corpus notes notes-check gpu-check clean FORCE
+.PHONY: help info setup all build-tests build-bench run test bench estimate grid hangs scaling collectives memory schedules deep-mlp corpus notes notes-check gpu-check clean FORCE
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
@@ -122,7 +122,7 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test bench estimate grid memory schedules deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate grid hangs scaling collectives memory schedules deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
@@ -152,6 +152,15 @@ estimate: $(OUT)/estimate  ## parameters, FLOPs, bytes and days of a model: ARGS
 
 grid: $(OUT)/grid  ## which ranks form which group: ARGS="--tp 2 --pp 4 --dp 2 --nodes 8", ARGS=--help
 	@$(OUT)/grid $(ARGS)
+
+collectives: $(OUT)/collectives  ## what a collective sends and how long it takes: ARGS="--ranks 8 --bytes 200e6 --gbps 12.5 --us 100"
+	@$(OUT)/collectives $(ARGS)
+
+scaling: $(OUT)/scaling  ## the time to exchange gradients against the number of ranks: one server, n servers, a ring
+	@$(OUT)/scaling $(ARGS)
+
+hangs: $(OUT)/hangs  ## ways in which ranks get stuck, and how each is found: ARGS="--kind order", NP=3: as processes
+	@$(if $(NP),scripts/run_stage.sh $(OUT)/hangs "$(NP)" "$(HAVE_MPI)",$(OUT)/hangs) $(ARGS)
 
 deep-mlp: $(OUT)/deep_mlp  ## a cut MLP of 2, 4 and 8 layers: with the sums between pairs, and without
 	@$(OUT)/deep_mlp

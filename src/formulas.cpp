@@ -1,6 +1,7 @@
 #include "formulas.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "../kernels/kernels.h"
 #include "attention.h"
@@ -70,6 +71,63 @@ int64_t all_reduce_sent(int64_t X, int64_t n, int64_t r) {
 }
 
 double megatron_layer_bytes(double s, double b, double h, double a) { return s * b * h * (34 + 5 * a * s / h); }
+
+// ---- communication ----
+
+double sent_share(Collective collective, double n) {
+  switch (collective) {
+    case Collective::all_reduce: return 2 * (n - 1) / n;
+    case Collective::reduce_scatter:
+    case Collective::all_gather:
+    case Collective::all_to_all: return (n - 1) / n;
+    default: return 1;
+  }
+}
+
+int64_t ring_all_reduce_sent(int64_t X, int64_t n, int64_t r) {
+  if (n == 1) return 0;
+  auto chunk = [&](int64_t i) { return X / n + (i % n < X % n); };
+  return 2 * X - chunk(r + 1) - chunk(r + 2);
+}
+
+double ring_all_reduce_seconds(double S, double n, double latency, double bandwidth) {
+  return 2 * (n - 1) * latency + 2 * (n - 1) / n * S / bandwidth;
+}
+
+double tree_all_reduce_seconds(double S, double n, double latency, double bandwidth) {
+  return 2 * std::ceil(std::log2(n)) * (latency + S / bandwidth);
+}
+
+double halving_all_reduce_seconds(double S, double n, double latency, double bandwidth) {
+  return 2 * std::log2(n) * latency + 2 * (n - 1) / n * S / bandwidth;
+}
+
+double root_all_reduce_seconds(double S, double n, double latency, double bandwidth) {
+  return 2 * (n - 1) * (latency + S / bandwidth);
+}
+
+double server_seconds(double S, double n, double k, double latency, double bandwidth) {
+  if (n == 1) return 0;
+  const double server = (n - 1) / k, worker = k == n ? (n - 1) / n : 1;  // parts of S through the busiest port, one way
+  const double messages = std::max(n - 1, k - (k == n));
+  return 2 * (messages * latency + std::max(server, worker) * S / bandwidth);
+}
+
+double hierarchical_bytes_between(double S, double M, double g) { return 2 * (M - 1) / M * S / g; }
+
+double overlapped_seconds(double buckets, double produced, double drained) {
+  return std::max(buckets * produced + drained, produced + buckets * drained);
+}
+
+double last_reduced(const std::vector<double>& ready, const std::vector<double>& drain) {
+  double end = 0;
+  for (size_t i = 0; i < ready.size(); ++i) end = std::max(end, ready[i]) + drain[i];
+  return end;
+}
+
+double scaling_efficiency(double throughput_n, double n, double throughput_1) { return throughput_n / (n * throughput_1); }
+
+double straggler_share(double share, double n) { return 1 - std::pow(1 - share, n); }
 
 // ---- estimates before a run ----
 

@@ -1,6 +1,8 @@
 // formulas.h - the formulas of the notes as functions: what a step should cost, to be held against what it did.
 // N: tokens of one micro-batch on this rank, all sizes of `c` as they are on this rank, B bytes per element.
 #pragma once
+#include <vector>
+
 #include "config.h"
 
 // Bytes of what one block keeps for its backward pass:
@@ -48,6 +50,43 @@ int64_t postponed_bytes(const ModelConfig& c, int64_t N, int64_t B);
 
 // Megatron's formula for GELU, dropout and 16 bits (arXiv:2205.05198), to print beside ours: s b h (34 + 5 a s / h).
 double megatron_layer_bytes(double s, double b, double h, double a);
+
+// ---- communication: what a rank sends, and how long it takes. n ranks; S: bytes of the whole tensor; a message of B
+// bytes takes `latency` + B / bandwidth, seconds and bytes per second one way (the alpha-beta model) ----
+
+enum class Collective { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, send };
+// The part of S that each rank sends: all-reduce 2 (n-1)/n, reduce-scatter, all-gather and all-to-all (n-1)/n, the
+// others 1. The same factor turns algbw = S / time into nccl-tests' busbw.
+double sent_share(Collective, double n);
+// Exactly, for a ring all-reduce of X elements, whatever divides: rank r sends 2X - |c(r+1)| - |c(r+2)|, where chunk i
+// has X/n + (i < X mod n) elements.
+int64_t ring_all_reduce_sent(int64_t X, int64_t n, int64_t r);
+
+// Seconds of an all-reduce:
+//   ring                2 (n-1) latency + 2 (n-1)/n S/bandwidth
+//   tree                2 log2(n) (latency + S/bandwidth): up and down, nothing overlapped
+//   halving, doubling   2 log2(n) latency + 2 (n-1)/n S/bandwidth, n a power of 2 (Rabenseifner)
+//   root                2 (n-1) (latency + S/bandwidth): everything through one port, there and back
+double ring_all_reduce_seconds(double S, double n, double latency, double bandwidth);
+double tree_all_reduce_seconds(double S, double n, double latency, double bandwidth);
+double halving_all_reduce_seconds(double S, double n, double latency, double bandwidth);
+double root_all_reduce_seconds(double S, double n, double latency, double bandwidth);
+// Gradients to k servers and parameters back, servers being workers too. Each server takes n-1 parts of S/k, and each
+// worker gives away S, or all but its own part: 2 max((n-1)/k, 1 - [k = n]/n) S/bandwidth and the messages' latencies.
+double server_seconds(double S, double n, double k, double latency, double bandwidth);
+// Bytes that each of g ranks of M nodes sends between nodes: reduce-scatter inside, all-reduce of S/g between, all-gather
+// inside: 2 (M-1)/M S/g.
+double hierarchical_bytes_between(double S, double M, double g);
+
+// Seconds until the last bucket is reduced, when backward finishes one of `buckets` every `produced` seconds and the
+// link reduces one in `drained`: drained faster than produced, only the last one is left over.
+double overlapped_seconds(double buckets, double produced, double drained);
+// The same for any buckets: bucket i is complete at ready[i] and takes drain[i] on a link that does one at a time.
+double last_reduced(const std::vector<double>& ready, const std::vector<double>& drain);
+// Throughput of n ranks over n times that of one.
+double scaling_efficiency(double throughput_n, double n, double throughput_1);
+// The part of steps in which at least one of n ranks is slow, each in `share` of its steps: 1 - (1 - share)^n.
+double straggler_share(double share, double n);
 
 // ---- estimates before a run: tools/estimate.cpp prints them, notes/transformer.md derives them ----
 

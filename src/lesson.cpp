@@ -118,6 +118,7 @@ void Lesson::start(AdamW& adamw) {
         (long long)options_.last_step());
   print("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n", short_number(peak_flops_).c_str(),
         short_number(c.flops_per_token()).c_str());
+  world_.sum(0);  // all ranks begin together; rank 0 was measuring
   if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
   device_.sent_to_host = device_.sent_from_host = 0;
@@ -184,6 +185,7 @@ double Lesson::held_out_loss(Transformer& model) {
 void Lesson::finish(AdamW& adamw) {
   Transformer& model = adamw.model();
   trained_ = seconds() - started_;
+  device_.trace.stop();
   for (const Traffic& row : world_.traffic())  // nothing may travel that no formula spoke of
     if (row.sent && !traffic_expected_.count(row.group + " " + row.operation))
       costs_.push_back({"sent by " + row.operation + " in " + row.group, "nothing", row.sent, 0});
@@ -449,7 +451,7 @@ static void check_file(const char* option, const std::string& name) {
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody body) {
   auto say = [&](const std::string& wrong) {
     std::fflush(stdout);
-    if (mpi_rank() == 0) std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());  // all processes found the same
+    std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());
     return 1;
   };
   try {
@@ -485,8 +487,8 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
       }
     });
   } catch (const std::bad_alloc&) {
-    return say("out of memory; choose a smaller model, --seq, --batch or --steps");
+    return cannot_run(argc, argv, name, "out of memory; choose a smaller model, --seq, --batch or --steps");
   } catch (const std::exception& wrong) {
-    return say(wrong.what());
+    return cannot_run(argc, argv, name, wrong.what());
   }
 }
