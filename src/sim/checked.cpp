@@ -57,6 +57,7 @@ struct Fiber {
 enum class State { fresh, ready, at_barrier, at_exchange, ended };
 
 struct Thread {
+  uint3 index{};
   State state = State::fresh;
   Fiber* fiber = nullptr;  // while it waits
   Site site{};             // where it waits, and for what
@@ -83,6 +84,11 @@ class Block {  // one for each OS thread that launches; used again for every blo
   void run(const std::function<void()>& kernel, dim3 size, unsigned seed) {
     kernel_ = &kernel;
     threads_.assign(size.x * size.y * size.z, {});
+    for (unsigned i = 0, x = 0, y = 0, z = 0; i < threads_.size(); ++i) {
+      threads_[i].index = {x, y, z};
+      if (++x == size.x) x = 0, ++y;
+      if (y == size.y) y = 0, ++z;
+    }
     blockDim = size;
     random_.seed(seed);
     failure_ = nullptr;
@@ -142,9 +148,9 @@ class Block {  // one for each OS thread that launches; used again for every blo
   bool exchange_lanes(int from, int to) {
     bool any = false, moved = false;
     for (int i = from; i < to; ++i) {
-      if (threads_[i].state != State::at_exchange) continue;
+      const Thread& first = threads_[i];
+      if (first.state != State::at_exchange) continue;
       any = true;
-      const Thread first = threads_[i];
       auto takes_part = [&](int t) { return first.mask >> (t - from) & 1; };
       auto same = [&](const Thread& t) {
         return t.state == State::at_exchange && t.site.line == first.site.line && t.site.file == first.site.file &&
@@ -157,9 +163,8 @@ class Block {  // one for each OS thread that launches; used again for every blo
       std::fill_n(values, 32, kPoison);  // what a lane that takes no part would give
       for (int t = from; t < to; ++t)
         if (takes_part(t)) values[t - from] = threads_[t].value;
-      for (int t = from; t < to; ++t)
-        if (takes_part(t)) threads_[t].value = values[source(threads_[t], unsigned(t - from))],
-                           threads_[t].state = State::ready;
+      for (unsigned mask = first.mask, t = unsigned(from); t < unsigned(to); ++t)
+        if (mask >> (t - from) & 1) threads_[t].value = values[source(threads_[t], t - from)], threads_[t].state = State::ready;
       moved = true;
     }
     if (any && !moved) fail(absent(from, to, "lanes of a warp must all take part in the exchange"));
@@ -220,7 +225,7 @@ class Block {  // one for each OS thread that launches; used again for every blo
     Fiber& f = *fibers_.back();
     getcontext(&f.start);
     f.start.uc_stack.ss_sp = f.stack.get();
-    f.start.uc_stack.ss_size = kStack;
+    f.start.uc_stack.ss_size = kStack - fibers_.size() * 192 % 12288;  // tops in different lines of the cache
     f.start.uc_link = nullptr;
     makecontext(&f.start, &Block::fiber_main, 0);
     idle_.push_back(&f);
@@ -228,8 +233,7 @@ class Block {  // one for each OS thread that launches; used again for every blo
 
   void enter(int thread) {
     current_ = thread;
-    const unsigned i = unsigned(thread);
-    threadIdx = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
+    threadIdx = threads_[thread].index;
   }
 
   static void fiber_main();
