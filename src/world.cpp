@@ -101,6 +101,7 @@ bool World::counts_traffic() {
 std::vector<Traffic> World::traffic() const {
   std::vector<Traffic> rows;
   if (!counts_traffic()) return rows;
+  CUDA_CHECK(cudaDeviceSynchronize());  // what is still queued has sent nothing yet
   for (const sim::TrafficRow& row : sim::traffic())
     if (!row.control && row.group != "headers")
       rows.push_back({row.group, row.operation, row.calls, row.messages, row.bytes_sent, row.bytes_received});
