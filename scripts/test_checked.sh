@@ -9,9 +9,7 @@ case $out in build/cpu-fp32-*) ;; *) echo "skipped: checked simulation runs with
 log=$(mktemp -d)
 trap 'rm -rf "$log"' EXIT
 
-make DEVICE=cpu PRECISION=fp32 CXX="${out##*-}" RINGTRON_SETUP_DONE=1 HAVE_MPI= VARIANT=-checked EXTRA=-DSIM_CHECKED \
-  OPTIMIZE="-O2 -march=native -fno-math-errno -fno-trapping-math -fopenmp-simd" \
-  TESTS="$(echo tests/test_{main,kernels,checked}.cpp)" "$out-checked/test_all" > "$log/build" 2>&1 ||
+scripts/variant.sh checked "${out##*-}" test_all > "$log/build" 2>&1 ||
   { tail -20 "$log/build"; echo "FAIL build of checked simulation"; exit 1; }
 
 # one NAME PATTERN COMMAND...: the verdict into a file of its own, because two run at a time

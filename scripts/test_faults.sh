@@ -1,7 +1,6 @@
 #!/bin/bash
 # test_faults.sh [OUT]: does the checker check? Each fault below is one line changed in a copy of a real kernel or
-# lesson; the check that should find it must fail, and name the cause. Uses what test_checked.sh and test_sanitize.sh
-# build. A line "ok ..." or "FAIL ..." for each.
+# lesson; the check that should find it must fail, and name the cause. A line "ok ..." or "FAIL ..." for each.
 set -u
 cd "$(dirname "$0")/.."
 out=${1:-build/cpu-fp32-g++}
@@ -10,6 +9,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0
 flags="-std=c++20 -O1 -g1 -fno-math-errno -fopenmp-simd -I$PWD/src/sim/include"
+
+{ scripts/variant.sh checked g++ test_all && scripts/variant.sh address g++ 04_ddp; } > "$work/log" 2>&1 ||
+  { tail -20 "$work/log"; echo "FAIL fault: the builds to plant them in"; exit 1; }
 
 fail() { echo "FAIL fault: $1: $2"; failed=1; return 1; }
 
@@ -80,8 +82,8 @@ kernel "one thread for each element" kernels/embedding.cu '^    for \(int i = th
   '    if (int i = threadIdx.x; i < D)' embedding "kernels: embedding*" 'inf <= 0'
 kernel "an output that is not written" kernels/rmsnorm.cu '^    if \(threadIdx.x == 0\) rstd\[n\] = r;$' '' \
   rmsnorm "kernels: rmsnorm" 'inf <= '
-kernel "a write past the buffer" kernels/rmsnorm.cu 'i < D; i \+= blockDim.x\) yn\[i\]' 'i <= D; i += blockDim.x) yn[i]' \
-  rmsnorm "kernels: rmsnorm" 'std::all_of\(out.begin\(\) \+ size.*'
+kernel "a write past the buffer" kernels/elementwise.cu 'i < mine.end; i \+= blockDim.x\) out\[i\] = T\(value\)' \
+  'i <= mine.end; i += blockDim.x) out[i] = T(value)' elementwise "kernels: fill*" 'std::all_of\(out.begin\(\) \+ size.*'
 
 name="a read past the buffer"  # where tests have no guard behind their arrays: AddressSanitizer
 address=build/cpu-fp32-g++-address

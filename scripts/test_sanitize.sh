@@ -25,28 +25,17 @@ check() {  # check NAME PATTERN COMMAND...: must succeed, print the pattern and 
     echo "FAIL $name: $*"
   fi
 }
-build() {  # build VARIANT FLAGS TESTS TARGETS...
-  local variant=$1 flags=$2 tests=$3
-  shift 3
-  # Programs of the CPU without MPI; -O1 keeps the stacks readable.
-  make DEVICE=cpu PRECISION=fp32 CXX=g++ RINGTRON_SETUP_DONE=1 HAVE_MPI= VARIANT="$variant" EXTRA="$flags" \
-    OPTIMIZE="-O1 -fno-omit-frame-pointer -fno-math-errno -fopenmp-simd" TESTS="$tests" "$@"
-}
-
 address=build/cpu-fp32-g++-address thread=build/cpu-fp32-g++-thread
 proved='^summary.*proved' all_passed='test cases: +[1-9][0-9]* \| +[1-9][0-9]* passed \| 0 failed'
 small="--dim 24 --heads 6 --kv-heads 2 --layers 2 --hidden 40 --seq 16 --batch 8 --steps 2"
 
 check "build with AddressSanitizer and UBSan" "" \
-  build -address "-fsanitize=address,undefined -fno-sanitize-recover=undefined -DSIM_CHECKED" \
-  "$(echo tests/test_{main,kernels,checked,model,sim,nccl,data,grid,formulas,trace,safetensors}.cpp)" \
-  $address/test_all $address/04_ddp
-# Reverse order and narrow blocks, because the checked tests run the others.
+  scripts/variant.sh address g++ test_all 04_ddp
 check "tests under AddressSanitizer and UBSan" "$all_passed" $address/test_all --order=reverse
 check "lesson 04_ddp under AddressSanitizer and UBSan" "$proved" $address/04_ddp $small --threads 2
 
-check "build with ThreadSanitizer" "" build -thread "-fsanitize=thread" \
-  "$(echo tests/test_{main,sim,nccl}.cpp)" $thread/test_all $thread/03_ring $thread/04_ddp
+check "build with ThreadSanitizer" "" \
+  scripts/variant.sh thread g++ test_all 03_ring 04_ddp
 check "streams and thread ranks under ThreadSanitizer" "$all_passed" $thread/test_all
 check "lesson 03_ring under ThreadSanitizer" "$proved" $thread/03_ring $small --threads 4 --largest 4096
 check "lesson 04_ddp under ThreadSanitizer" "$proved" $thread/04_ddp $small --threads 4 --bucket-kb 5
