@@ -101,7 +101,7 @@ MPI_PROGRAMS := $(if $(and $(HAVE_MPI),$(filter cpu,$(DEVICE))),$(OUT)/mpi_nccl 
 RANKS := $(or $(NP),$(if $(filter cuda,$(DEVICE)),$(GPUS)),4)
 
 # ---- targets -------------------------------------------------------------------------------------------------
-.PHONY: help info setup all build-tests build-bench run test bench estimate grid hangs scaling collectives memory schedules deep-mlp corpus notes notes-check gpu-check clean FORCE
+.PHONY: help info setup all build-tests build-bench run test bench estimate grid roofline test-faults test-sanitize test-checked hangs scaling collectives memory schedules deep-mlp corpus notes notes-check gpu-check clean FORCE
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
@@ -122,7 +122,7 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test bench estimate grid hangs scaling collectives memory schedules deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate grid roofline test-faults test-sanitize test-checked hangs scaling collectives memory schedules deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
@@ -168,6 +168,17 @@ schedules: $(OUT)/schedules  ## the four pipeline schedules, drawn and timed: AR
 	@$(OUT)/schedules $(ARGS)
 memory: $(OUT)/memory  ## bytes per rank of DDP, ZeRO-1, 2, 3, offload: ARGS="--params 7.5e9 --dp 64", ARGS=--help
 	@$(OUT)/memory $(ARGS)
+roofline: $(OUT)/roofline  ## FLOPs, bytes and arithmetic intensity of our kernels: ARGS="--bytes 4 --gemm 512"
+	@$(OUT)/roofline $(ARGS)
+
+test-checked: $(if $(filter cpu,$(DEVICE)),all)  ## kernels with real blocks in every order, lessons with late and early streams
+	@scripts/test_checked.sh $(OUT)
+
+test-sanitize:   ## the tests under AddressSanitizer, UBSan and ThreadSanitizer
+	@scripts/test_sanitize.sh $(OUT)
+
+test-faults: $(OUT)/libringtron.a  ## plant faults in copies of kernels and lessons: is each one found?
+	@scripts/test_faults.sh $(OUT)
 
 corpus:          ## make lessons/corpus.txt anew from README and notes (it is frozen: printed losses depend on it)
 	@scripts/corpus.sh > lessons/corpus.txt.tmp && mv lessons/corpus.txt.tmp lessons/corpus.txt

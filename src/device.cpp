@@ -41,9 +41,10 @@ Device::Device(int index) : index_(index) {
   CUDA_CHECK(cudaGetDeviceCount(&count));
   if (count == 0) throw Error("no GPU found; build with DEVICE=cpu to run on the simulated one");
   CUDA_CHECK(cudaSetDevice(index % count));
-#ifdef RINGTRON_CUDA
-  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-#endif  // the simulator computes on stream 0, which runs inline
+#ifndef RINGTRON_CUDA  // the simulator computes on stream 0, which runs inline, unless streams are to be checked
+  if (sim::get_stream_policy() != sim::StreamPolicy::eager)
+#endif
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUBLAS_CHECK(cublasCreate(&blas_));
   CUBLAS_CHECK(cublasSetStream(blas_, stream_));
 }
@@ -88,7 +89,8 @@ void* Device::take(Memory kind, int64_t bytes) {
                        current(Memory::activations) / 1e6));
   }
 #ifndef RINGTRON_CUDA
-  sim::poison(data, size_t(bytes));  // in tests: reading before writing gives NaN, also in a recycled block
+  // In tests: reading before writing gives NaN, also in a recycled block.
+  sim::enqueue(stream_, [=] { sim::poison(data, size_t(bytes)); });
 #endif
   current_[int(kind)] += bytes;
   peak_[int(kind)] = std::max(peak_[int(kind)], current_[int(kind)]);
