@@ -67,14 +67,14 @@ struct ParameterServer : DataParallel {
   int servers;
 };
 
-static Options defaults(Options o) {
+[[maybe_unused]] static Options dp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["servers"] = {1, "ranks that are parameter servers, each of a part of every unit"};
   return o;
 }
 
-LESSON(dp, "data parallelism with a parameter server", defaults({})) {
+LESSON(dp, "data parallelism with a parameter server", dp_defaults({})) {
   Group& all = lesson.world().all();
   ParameterServer server(all, int(lesson.option("servers")));
   Transformer model(lesson.config(), server, lesson.device(), lesson.seed());

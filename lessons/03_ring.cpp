@@ -117,14 +117,14 @@ static bool compare_all_reduces(Lesson& lesson, int64_t largest) {
   return right;
 }
 
-static Options defaults(Options o) {
+[[maybe_unused]] static Options ring_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["largest"] = {1 << 26, "largest message of the comparison, bytes; 0: no comparison"};
   return o;
 }
 
-LESSON(ring, "all-reduce by hand: the ring, from send and receive only", defaults({})) {
+LESSON(ring, "all-reduce by hand: the ring, from send and receive only", ring_defaults({})) {
   Group& all = lesson.world().all();
   RingDataParallel ring(all);
   Transformer model(lesson.config(), ring, lesson.device(), lesson.seed());

@@ -138,7 +138,7 @@ static void show_exposed(Lesson& lesson, Transformer& model, Ddp& ddp) {
                1e3 * (last_reduced(ready, drain) - ready.back()));
 }
 
-static Options defaults(Options o) {
+[[maybe_unused]] static Options ddp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.model.layers = 4;
@@ -148,7 +148,7 @@ static Options defaults(Options o) {
   return o;
 }
 
-LESSON(ddp, "DDP: all-reduce in buckets, while backward still computes", defaults({})) {
+LESSON(ddp, "DDP: all-reduce in buckets, while backward still computes", ddp_defaults({})) {
   Group& all = lesson.world().all();
   Ddp ddp(all, int64_t(lesson.option("bucket-kb") * 1000));
   ddp.mode = lesson.option("overlap") ? Ddp::Mode::overlap : Ddp::Mode::after_backward;
