@@ -35,6 +35,7 @@ struct WorldOptions {
   double timeout = 30;     // seconds that a rank may wait without a byte moving
   double link_gbps = 0;    // simulated link: 10^9 bytes per second and port; 0: none
   double link_us = 0;      // and microseconds per message
+  std::string streams = "eager";  // of the simulated GPU: when work on them runs (src/sim/sim.h)
   bool linked() const { return link_gbps > 0 || link_us > 0; }
 };
 

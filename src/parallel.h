@@ -19,11 +19,6 @@ struct View {
   std::vector<int> positions;     // of each of these samples, ascending
 };
 
-// One of `count` equal parts of a unit's flat storage.
-struct Shard {
-  int index = 0, count = 1;
-};
-
 // One entry of a schedule: what a rank does next.
 struct Op {
   // backward: both halves; or the input half, and the weight half later. send, receive: between stages.
@@ -47,7 +42,11 @@ struct Parallel {
     return all;
   }
   virtual Shard shard() const { return {}; }                   // which part of each unit is updated here  zero
+  virtual Storage storage(Memory kind) const {                 // what is stored between uses: whole, or that part
+    return kind == Memory::optimizer ? Storage::shard : Storage::whole;                      // zero2, zero3, offload
+  }
   virtual bool counts(const Param&) const { return true; }     // true on one of the ranks that hold equal copies
+  virtual bool counts_loss() const { return true; }            // true on one of the ranks that see equal losses   tp
 
   // ---- the life of a unit's parameters and gradients ----
   virtual void open(Unit&, bool /*backward*/) {}               // about to be used            zero2, zero3, offload
