@@ -47,7 +47,7 @@ LESSON(1f1b, "one forward, one backward: GPipe's bubble, fewer activations", pip
   lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * bsh,
                      "steps x (neighbours) x B b s h of each micro-batch");
   lesson.expect_calls("world", "send", steps * m * pipeline.sends(), "steps x m x (neighbours)");
-  pipeline.expect(lesson, adamw);
+  pipeline.expect(lesson);
   lesson.finish(adamw);
   pipeline.report(lesson);
   return lesson.prove(model);

@@ -61,7 +61,7 @@ LESSON(interleaved, "interleaved 1F1B: several chunks of layers a rank, a smalle
   lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * bsh,
                      "steps x (neighbours of its v chunks) x B b s h of each micro-batch");
   lesson.expect_calls("world", "send", steps * m * pipeline.sends(), "steps x m x (neighbours of its v chunks)");
-  pipeline.expect(lesson, adamw);
+  pipeline.expect(lesson);
   lesson.finish(adamw);
   pipeline.report(lesson);
   return lesson.prove(model);

@@ -378,7 +378,7 @@ int64_t Pipeline::peak_workspace(const std::vector<int>& samples) const {
   return peak;
 }
 
-void Pipeline::expect(Lesson& lesson, AdamW& adamw) const {
+void Pipeline::expect(Lesson& lesson) const {
   const int64_t B = sizeof(real), Psi = parameters(), m = lesson.options().micro_batches, batch = lesson.options().batch;
   lesson.expect_state(B * Psi, B * Psi, (B == 4 ? 8 : 12) * Psi);
   std::vector<int> samples;
@@ -393,7 +393,6 @@ void Pipeline::expect(Lesson& lesson, AdamW& adamw) const {
   } else if (config_.tied && pp_.size() > 1) {
     lesson.expect_sent("embedding", "all_reduce", 0, "first and last stage: steps B V D");
   }
-  (void)adamw;
 }
 
 void Pipeline::report(Lesson& lesson) const {

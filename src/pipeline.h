@@ -80,7 +80,7 @@ class Pipeline : public Parallel {
   int64_t peak_workspace(const std::vector<int>& samples) const;
 
   // After the loop: what this stage should have held and summed (all but its sends, which the lesson spells out) ...
-  void expect(Lesson&, AdamW&) const;
+  void expect(Lesson&) const;
   // ... and the timetable: predicted and, from the steps that ran, measured. Prints on rank 0; all ranks call it.
   void report(Lesson&) const;
 

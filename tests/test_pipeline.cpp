@@ -307,16 +307,20 @@ TEST_CASE("pipeline: every schedule, m from 1 to p+1, proves itself") {
 }
 
 TEST_CASE("pipeline: paced, a step takes the time that the timetable says") {
-  const auto [text, status] = run(here() + "/10_zero_bubble" + kSmall +
-                                  " --layers 4 --threads 4 --micro-batches 8 --steps 5 --pace 20 --no-proof");
-  INFO(text);
-  CHECK(status == 0);
-  const size_t at = text.find("  measured   step");
-  REQUIRE(at != std::string::npos);
-  double measured = 0;
-  CHECK(std::sscanf(text.c_str() + at, "  measured   step %lf tF", &measured) == 1);
-  CHECK(measured > 26.99);  // never faster; slower where the machine is busy, so far from 1F1B's 33
-  CHECK(measured < 32);
+  double fastest = 1e9;  // of up to three runs: a busy machine can only delay
+  for (int attempt = 0; attempt < 3 && fastest >= 30; ++attempt) {
+    const auto [text, status] = run(here() + "/10_zero_bubble" + kSmall +
+                                    " --layers 4 --threads 4 --micro-batches 8 --steps 3 --pace 80 --no-proof");
+    INFO(text);
+    CHECK(status == 0);
+    const size_t at = text.find("  measured   step");
+    REQUIRE(at != std::string::npos);
+    double measured = 0;
+    CHECK(std::sscanf(text.c_str() + at, "  measured   step %lf tF", &measured) == 1);
+    CHECK(measured > 26.99);  // never faster than predicted
+    fastest = std::min(fastest, measured);
+  }
+  CHECK(fastest < 30);  // 27 and the machine's noise; 1F1B would take 33
 }
 
 TEST_CASE("pipeline: the timeline names what ran") {
