@@ -100,7 +100,7 @@ Outcome train(int n, const Options& o, const std::vector<GlobalBatch>& batches, 
     mine.start = all_weights(model.params());
     bool kept = true;
     auto collect = [&](bool gradients, Tensors& into) {
-      const auto packed = world.gather(pack(model.params(), strategy->shard(), gradients));
+      const auto packed = world.gather(pack(model.params(), gradients));
       if (rank != 0) return;
       Assembled all = assemble(o.model, packed);
       into = std::move(all.tensors);

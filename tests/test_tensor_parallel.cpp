@@ -51,7 +51,7 @@ Training train(int ranks, Options o) {
     Transformer model(o.model, strategy, device, o.seed);
     AdamW adamw(model, o);
     auto gathered = [&](bool gradients) {
-      const auto packed = world.gather(pack(model.params(), {}, gradients));
+      const auto packed = world.gather(pack(model.params(), gradients));
       Assembled whole = assemble(o.model, packed);
       if (rank == 0) all.copies += whole.copies.value, all.missing += whole.missing.value;
       return whole.tensors;
