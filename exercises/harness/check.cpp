@@ -36,16 +36,22 @@ float fingerprint(int rank) { return float(int64_t(1) << (3 * rank)); }
 std::string decode(float value, int ranks) {
   const double limit = std::pow(8.0, ranks);
   if (!(value >= 0) || value >= limit || value != std::floor(value)) return "no sum of the ranks' contributions";
-  std::string in, missing, twice;
+  // "rank 0, 2; rank 1 is missing; rank 2 twice"
+  std::string in, missing, several;
   int64_t rest = int64_t(value);
+  const int64_t first = rest % 8;
+  int in_it = 0, equal = 0;
   for (int r = 0; r < ranks; ++r, rest /= 8) {
-    const int times = int(rest % 8);
-    if (times) in += (in.empty() ? "rank " : ", rank ") + std::to_string(r);
-    if (times == 0) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    if (times > 1) twice += format("; rank %d is in it %s", r, times == 2 ? "twice" : format("%d times", times).c_str());
+    const int64_t times = rest % 8;
+    equal += times == first;
+    in_it += times > 0;
+    std::string& list = times ? in : missing;
+    list += (list.empty() ? "rank " : ", ") + std::to_string(r);
+    if (times > 1) several += format("; rank %d %s", r, times == 2 ? "twice" : format("%d times", int(times)).c_str());
   }
-  return (in.empty() ? "nobody's contribution" : in) +
-         (missing.empty() ? "" : "; rank " + missing + (missing.size() > 1 ? " are missing" : " is missing")) + twice;
+  if (equal == ranks && first > 1) return format("every rank %d times", int(first));
+  return (in.empty() ? "nobody" : in) + (missing.empty() ? "" : "; " + missing + (ranks - in_it > 1 ? " are missing" : " is missing")) +
+         several;
 }
 
 FloatBuffer Rank::floats(const std::vector<float>& values) {
@@ -213,7 +219,7 @@ std::string Check::compare_values() const {
     ++wrong_ranks;
     if (shown < kPlaces) text += (shown++ ? "\n" : "") + line;
   }
-  if (wrong_ranks > shown) text += format("\nand %d ranks more", wrong_ranks - shown);
+  if (wrong_ranks > shown) text += format("\nand %d more", wrong_ranks - shown);
   return text;
 }
 

@@ -5,6 +5,7 @@
 // Exit status: 0 all passed, 1 wrong, 2 not implemented yet, 3 deadlock, 4 crash or endless, 5 the harness itself:
 // fewer checks ran than the manifest says, or an option is wrong.
 #define DOCTEST_CONFIG_IMPLEMENT
+#define DOCTEST_CONFIG_NO_POSIX_SIGNALS  // ours say more
 #include "check.h"
 
 #include <signal.h>

@@ -49,6 +49,7 @@ for slug in $list; do
   for number in 2 3 4 5 6 7 8 9 10; do
     [ -n "$(field "$slug" $number)" ] || fail "$slug: the manifest has no field $number"
   done
+  grep -qF "[$slug]($slug.cpp) | $(field "$slug" 2) |" exercises/README.md || fail "$slug is not in exercises/README.md with its minutes"
   if run_checks "$work/$slug--solution" "$slug" --repeat "$repeat" > "$work/log" 2>&1 && grep -q '^passed' "$work/log"; then
     ok "$slug: the solution passes ($(grep -o '[0-9]* checks, .*' "$work/log"))"
   else

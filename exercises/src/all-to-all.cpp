@@ -26,7 +26,7 @@ void all_to_all(Group& group, FloatTensor out, FloatTensor in) {
     //~ says: send a block, not the whole tensor
     group.receive(chunk(out, peer, n), peer);
     //~ to-mine: group.receive(chunk(out, group.rank(), n), peer);
-    //~ says: every peer's block into the same place
+    //~ says: every peer's block went into the same place
     //~ reversed: group.receive(chunk(out, n - 1 - peer, n), peer);
     //~ says: the block from rank i is block i of out
   }

@@ -24,7 +24,7 @@ void mlp_forward(Group& tp, FloatTensor y, FloatTensor x, FloatTensor w1, FloatT
   //~ says: relu belongs between the two products
   multiply(y, hidden, w2, true);
   tp.all_reduce(y);
-  //~ bias-times-t: for (int64_t i = 0; i < y.numel(); ++i) y.data[i] += bias.data[i % y[1]]; tp.all_reduce(y); return;
+  //~ bias-times-t: for (int64_t i = 0; i < y.numel(); ++i) { y.data[i] += bias.data[i % y[1]]; } tp.all_reduce(y); return;
   //~ says: the bias was added once per rank
   //~ no-g:
   //~ says: each rank has only its part of the sum

@@ -31,7 +31,7 @@ std::vector<Work> schedule_1f1b(int stage, int stages, int micro_batches) {
   while (forward < micro_batches) {
     order.push_back({'F', forward++});
     order.push_back({'B', backward++});
-    //~ backward-first: order.pop_back(); order.insert(order.end() - 1, {'B', backward++});
+    //~ backward-first: order.insert(order.end() - 1, Work{'B', backward++});
     //~ says: waits for itself
   }
   while (backward < micro_batches) order.push_back({'B', backward++});
