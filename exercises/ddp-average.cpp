@@ -11,10 +11,10 @@
 
 // Before the first step.
 void ddp_start(Group& dp, FloatTensor weights) {
-  not_implemented("ddp-average", 1);
+  not_implemented("ddp-average", 1);  // your lines, in place of this one
 }
 
 // After the backward pass of each micro-batch; `gradients` holds the sum of this rank's micro-batches so far.
 void ddp_after_backward(Group& dp, FloatTensor weights, FloatTensor gradients, bool last_micro_batch) {
-  not_implemented("ddp-average", 4);
+  not_implemented("ddp-average", 4);  // your lines, in place of this one
 }

@@ -14,11 +14,11 @@
 // out (X/n) on rank r: the sum over ranks of part r of x (X).
 void ring_reduce_scatter(Group& group, FloatTensor out, FloatTensor x) {
   const int n = group.size(), r = group.rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
-  not_implemented("reduce-scatter-all-gather", 12);
+  not_implemented("reduce-scatter-all-gather", 12);  // your lines, in place of this one
 }
 
 // out (X) on every rank: all parts, in rank order; `mine` (X/n) is part r.
 void ring_all_gather(Group& group, FloatTensor out, FloatTensor mine) {
   const int n = group.size(), r = group.rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
-  not_implemented("reduce-scatter-all-gather", 8);
+  not_implemented("reduce-scatter-all-gather", 8);  // your lines, in place of this one
 }

@@ -24,7 +24,7 @@ function flush_line() { if (have) print held; have = 0 }
 }
 view == "text" { next }
 /^[ \t]*\/\/! hole / { in_hole = 1; lines = $3; indent = $0; sub(/\/\/!.*/, "", indent); hole_seen = 1
-  if (want == "skeleton") { flush_line(); print indent "not_implemented(\"" slug() "\", " lines ");" }
+  if (want == "skeleton") { flush_line(); print indent "not_implemented(\"" slug() "\", " lines ");  // your lines, in place of this one" }
   next }
 /^[ \t]*\/\/! end/ { in_hole = 0; next }
 /^[ \t]*\/\/~ says: / {
