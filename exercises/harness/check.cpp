@@ -50,6 +50,9 @@ std::string decode(float value, int ranks) {
     if (times > 1) several += format("; rank %d %s", r, times == 2 ? "twice" : format("%d times", int(times)).c_str());
   }
   if (equal == ranks && first > 1) return format("every rank %d times", int(first));
+  if (equal == ranks) return "every rank once";
+  if (in_it > 1) in.insert(4, "s");
+  if (ranks - in_it > 1) missing.insert(4, "s");
   return (in.empty() ? "nobody" : in) + (missing.empty() ? "" : "; " + missing + (ranks - in_it > 1 ? " are missing" : " is missing")) +
          several;
 }
@@ -213,7 +216,7 @@ std::string Check::compare_values() const {
     for (size_t i = 0; i < w.values.size() && line.empty(); ++i) {
       if (close(got[i], w.values[i])) continue;
       const std::string name = i < names_.size() ? names_[i] : format("element %zu", i);
-      line = where + (where.empty() ? "" : ", ") + name + ": got " + number(got[i]) + ", wanted " + format("%.8g", w.values[i]);
+      line = where + (where.empty() ? "" : ", ") + name + ": got " + number(got[i]) + ", wanted " + number(w.values[i]);
     }
     if (line.empty()) continue;
     ++wrong_ranks;
@@ -234,7 +237,7 @@ void Check::verdict() {
   if (session().kind != Kind::passed) return;  // the first failure is enough
   std::string text = "\n  set-up   " + (no_ranks_ ? "" : format("%d rank%s, ", ranks_, ranks_ == 1 ? "" : "s")) + setup_;
   text += "\n  rule     " + indented(rule_, 4) + (session().note.empty() ? "" : "\n           " + session().note);
-  if (kind_ == Kind::passed) kind_ = Kind::wrong;
+  if (kind_ == Kind::passed) kind_ = own_.find("\n  deadlock") == 0 ? Kind::deadlock : Kind::wrong;
   else text += "\n  " + std::string(kind_ == Kind::deadlock ? "waits    " : kind_ == Kind::todo ? "todo     " : "stopped  ") +
                indented(failure_, 6);
   if (!values.empty()) text += "\n  values   " + indented(values, 4);

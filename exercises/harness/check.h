@@ -31,7 +31,7 @@ enum class Kind { passed = 0, wrong = 1, todo = 2, deadlock = 3, crash = 4, harn
 
 // Rank r contributes 8^r, which a float holds exactly for 8 ranks: a sum's octal digits tell who is in it how often.
 float fingerprint(int rank);
-std::string decode(float value, int ranks);  // "rank 0, 2; rank 1 is missing"
+std::string decode(float value, int ranks);  // "ranks 0, 2; rank 1 is missing"
 
 // What a rank has to show afterwards.
 struct Result {
