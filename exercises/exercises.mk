@@ -58,3 +58,4 @@ $(EX)/prove/$(1)--%: $(EX)/prove/$(1)--%.o $(EX)/exercises/checks/$(1).o $(EX)/l
 endef
 $(foreach slug,$(EX_SLUGS),$(eval $(call EX_VARIANTS,$(slug))))
 .SECONDARY: $(EX_SLUGS:%=$(EX)/exercises/%.o) $(EX_SLUGS:%=$(EX)/exercises/checks/%.o)
+-include $(shell find $(EX) -name '*.d' 2>/dev/null)

@@ -48,7 +48,12 @@ case $1 in
     [ -e "$EX/libexercises.a" ] || { echo "building the exercises' library once (under a minute)"; $MAKE "$EX/libexercises.a" || exit 1; }
     done=0 all=$(slugs | wc -l) open=""
     for slug in $(slugs); do
-      if solved "$slug"; then done=$((done + 1)); elif [ -z "$open" ]; then open=$slug; fi
+      fresh=""  # changed since it was last built: if it passes now, say so, and why it matters
+      [ "exercises/$slug.cpp" -nt "$EX/bin/$slug" ] && fresh=yes
+      if solved "$slug"; then
+        done=$((done + 1))
+        [ -z "$fresh" ] || { show "$slug"; echo; }
+      elif [ -z "$open" ]; then open=$slug; fi
     done
     if [ -z "$open" ]; then bar "$done" "$all"; echo "all solved; make ex-<slug> runs one again"; exit 0; fi
     show "$open"

@@ -113,3 +113,28 @@ if untouched ring-all-reduce; then
   expect "no solution before a pass" 1 "does not pass yet" exercises/harness/exercise.sh solution ring-all-reduce
 fi
 expect "the solution if asked for" 0 "exchange" env FORCE=1 exercises/harness/exercise.sh solution ring-all-reduce
+
+# A learner's hour, in a copy of the tree.
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+mkdir -p "$copy/build/exercises"
+cp -rp exercises "$copy/"
+cp -rp "$EX/src" "$EX/exercises" "$EX/libexercises.a" "$copy/build/exercises/"
+for name in Makefile src kernels scripts tests tools lessons notes README.md; do ln -s "$PWD/$name" "$copy/$name"; done
+for slug in $(slugs); do generate "$slug" skeleton > "$copy/exercises/$slug.cpp"; done
+work=$PWD/$work
+cd "$copy" || exit 1
+EX=build/exercises
+export EX CXX MAKE
+sh=exercises/harness/exercise.sh
+expect "the first open exercise" 0 "0 of $(slugs | wc -l)" $sh next
+generate ring-neighbors solution > exercises/ring-neighbors.cpp
+expect "a pass says why it matters" 0 "$(text_of ring-neighbors why | head -1)" $sh next
+expect "and then shows the next one" 0 "not implemented yet: device-mesh" $sh next
+generate device-mesh adjacent > exercises/device-mesh.cpp
+expect "a mistake goes with a likely cause" 0 "likely " $sh next
+expect "progress is found by running" 0 "[x]  1 ring-neighbors" $sh progress
+echo 'this is no C++' > exercises/device-mesh.cpp
+expect "what does not compile is 6" 6 "does not compile" $sh one device-mesh
+expect "reset keeps what was there" 0 "device-mesh.cpp.backup1" $sh reset device-mesh
+expect "the solution after a pass" 0 "(rank + 1) % ranks" $sh solution ring-neighbors
