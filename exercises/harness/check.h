@@ -84,6 +84,7 @@ class Check {
   int64_t sent_in(int rank, const std::string& group) const;
   int64_t called(int rank, const std::string& operation) const;
   bool wrong_values() const;
+  bool too_much_memory() const { return !memory_.empty(); }
   bool deadlocked() const { return kind_ == Kind::deadlock; }
   bool says(const std::string& text) const { return failure_.find(text) != std::string::npos; }
   bool ran() const { return kind_ == Kind::passed; }
