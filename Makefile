@@ -101,7 +101,7 @@ MPI_PROGRAMS := $(if $(and $(HAVE_MPI),$(filter cpu,$(DEVICE))),$(OUT)/mpi_nccl 
 RANKS := $(or $(NP),$(if $(filter cuda,$(DEVICE)),$(GPUS)),4)
 
 # ---- targets -------------------------------------------------------------------------------------------------
-.PHONY: help info setup all build-tests build-bench run test bench estimate grid corpus notes notes-check gpu-check clean FORCE
+.PHONY: help info setup all build-tests build-bench run test bench estimate grid deep-mlp corpus notes notes-check gpu-check clean FORCE
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
@@ -122,7 +122,7 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test bench estimate grid gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate grid deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
@@ -151,6 +151,9 @@ estimate: $(OUT)/estimate  ## parameters, FLOPs, bytes and days of a model: ARGS
 
 grid: $(OUT)/grid  ## which ranks form which group: ARGS="--tp 2 --pp 4 --dp 2 --nodes 8", ARGS=--help
 	@$(OUT)/grid $(ARGS)
+
+deep-mlp: $(OUT)/deep_mlp  ## a cut MLP of 2, 4 and 8 layers: with the sums between pairs, and without
+	@$(OUT)/deep_mlp
 
 corpus:          ## make lessons/corpus.txt anew from README and notes (it is frozen: printed losses depend on it)
 	@scripts/corpus.sh > lessons/corpus.txt.tmp && mv lessons/corpus.txt.tmp lessons/corpus.txt

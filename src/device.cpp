@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../kernels/kernels.h"
+
 #ifndef RINGTRON_CUDA
 #include "sim/sim.h"
 #endif
@@ -118,6 +120,10 @@ void Device::linear(Tensor y, Tensor x, Tensor w) {
 }
 
 void Device::linear_backward_input(Tensor dx, Tensor dy, Tensor w, float beta) {
+  if (w[0] == 0) {  // a rank without columns of the vocabulary adds nothing
+    if (beta == 0) fill(dx.data, 0.f, dx.numel(), stream_);
+    return;
+  }
   matmul(dx.data, w[1], 0, {dy.data, w[0]}, {w.data, w[1]}, int(dy[0]), int(w[1]), int(w[0]), 1, beta);
 }
 

@@ -6,27 +6,49 @@
 #include "attention.h"
 
 int64_t block_activation_bytes(const ModelConfig& c, int64_t N, int64_t B) {
-  const int64_t A = int64_t(c.heads) * c.head_dim(), K = int64_t(c.kv_heads) * c.head_dim();
-  return B * N * (4 * c.dim + 2 * A + 2 * K + 3 * c.hidden + int64_t(c.heads) * c.seq) + 8 * N;
+  return block_activation_bytes(c, N, B, {1, false, c.vocab});
 }
 
 int64_t peak_activation_bytes(const ModelConfig& c, int64_t N, int64_t B) {
-  return c.layers * block_activation_bytes(c, N, B) + B * N * (3 * c.dim + c.vocab) + 4 * N;
+  return peak_activation_bytes(c, N, B, {1, false, c.vocab});
 }
 
 int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B) {
-  const int64_t N = int64_t(batch) * T, D = c.dim, F = c.hidden;
-  const int64_t A = int64_t(c.heads) * c.head_dim(), K = int64_t(c.kv_heads) * c.head_dim();
-  const int64_t partial = 4 * rmsnorm_partial_size(int(N), c.dim);  // per-group sums of a norm's weight gradient
+  return peak_workspace_bytes(c, batch, T, tokens, B, {1, false, c.vocab});
+}
+
+int64_t block_activation_bytes(const ModelConfig& c, int64_t N, int64_t B, TensorCut cut) {
+  const int64_t A = int64_t(c.heads) * c.head_dim(), K = int64_t(c.kv_heads) * c.head_dim(), R = cut.rows(N);
+  return 4 * B * R * c.dim + 8 * R + B * N * (2 * A + 2 * K + 3 * c.hidden + int64_t(c.heads) * c.seq) / cut.t;
+}
+
+int64_t peak_activation_bytes(const ModelConfig& c, int64_t N, int64_t B, TensorCut cut) {
+  const int64_t R = cut.rows(N);
+  const int64_t at_head = c.layers * block_activation_bytes(c, N, B, cut) + B * R * 3 * c.dim + 4 * R + B * N * cut.vocab;
+  const int64_t at_embedding = cut.sequence ? B * (N + R) * c.dim : 0;  // its sum before and after it is scattered
+  return std::max(at_head, at_embedding);
+}
+
+int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B, TensorCut cut) {
+  const int64_t N = int64_t(batch) * T, D = c.dim, F = c.hidden / cut.t;
+  const int64_t A = int64_t(c.heads) * c.head_dim() / cut.t, K = int64_t(c.kv_heads) * c.head_dim() / cut.t;
+  // Per-group sums of a norm's weight gradient.
+  const int64_t partial = 4 * rmsnorm_partial_size(int(cut.rows(N)), c.dim);
   const int64_t rope = 4 * int64_t(T) * c.head_dim();
   const int64_t moments[] = {
       B * N * 3 * F,                          // gradients of gate, up and their product
       B * N * (2 * F + D) + partial,          // of gate, up and the MLP's input, while the norm's is taken
-      B * N * 2 * (A + 2 * K) + B * N * 2 * A + attention_scratch_bytes(batch, T, c.heads),  // q, k, v twice; out twice
+      // q, k, v twice; out twice
+      B * N * 2 * (A + 2 * K) + B * N * 2 * A + attention_scratch_bytes(batch, T, c.heads / cut.t),
       B * N * 2 * (A + 2 * K) + rope,
       B * N * (A + 2 * K + D) + partial,
   };
   return 4 * tokens + *std::max_element(std::begin(moments), std::end(moments));
+}
+
+int64_t all_reduce_sent(int64_t X, int64_t n, int64_t r) {
+  auto chunk = [&](int64_t i) { return X / n + (i % n < X % n); };
+  return n == 1 ? 0 : 2 * X - chunk(r + 1) - chunk(r + 2);
 }
 
 double megatron_layer_bytes(double s, double b, double h, double a) { return s * b * h * (34 + 5 * a * s / h); }

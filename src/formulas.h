@@ -17,6 +17,26 @@ int64_t peak_activation_bytes(const ModelConfig& c, int64_t N, int64_t B);
 // the step, whose losses (4 bytes each) are added up at its end.
 int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B);
 
+// How the t ranks of a tensor-parallel group cut the model: heads, F and V by t; with sequence parallelism the rows of
+// the residual stream too, R = N/t instead of N.
+struct TensorCut {
+  int t = 1;
+  bool sequence = false;
+  int64_t vocab = 0;  // V of this rank: pieces may differ by one
+  int64_t rows(int64_t N) const { return sequence ? N / t : N; }
+};
+// The three formulas above on one of these ranks (`c` is the whole model):
+//   block      4 B R D + 8 R + B N (2A + 2K + 3F + H T) / t
+//   peak       L blocks + B R 3D + 4 R + B N V(rank)
+//   workspace  heads and F over t; partial products (N, D) stay whole
+int64_t block_activation_bytes(const ModelConfig& c, int64_t N, int64_t B, TensorCut);
+int64_t peak_activation_bytes(const ModelConfig& c, int64_t N, int64_t B, TensorCut);
+int64_t peak_workspace_bytes(const ModelConfig& c, int batch, int T, int64_t tokens, int64_t B, TensorCut);
+
+// Elements that rank r of n sends in a ring all-reduce of X: chunk i has X/n, one more for the first X mod n, and each
+// rank passes on all chunks but one in each of the two halves: 2X - |c(r+1)| - |c(r+2)|.
+int64_t all_reduce_sent(int64_t X, int64_t n, int64_t r);
+
 // Megatron's formula for GELU, dropout and 16 bits (arXiv:2205.05198), to print beside ours: s b h (34 + 5 a s / h).
 double megatron_layer_bytes(double s, double b, double h, double a);
 

@@ -44,6 +44,7 @@ struct Parallel {
   }
   virtual Shard shard() const { return {}; }                   // which part of each unit is updated here  zero
   virtual bool counts(const Param&) const { return true; }     // true on one of the ranks that hold equal copies
+  virtual bool counts_loss() const { return true; }            // true on one of the ranks that see equal losses   tp
 
   // ---- the life of a unit's parameters and gradients ----
   virtual void open(Unit&, bool /*backward*/) {}               // about to be used            zero2, zero3, offload

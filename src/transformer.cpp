@@ -414,7 +414,7 @@ double add_chunks(Device& device, int64_t n, const std::function<void(double*)>&
 double Transformer::loss() {
   double sum = 0;
   for (FloatBuffer& loss : losses_)
-    sum += add_chunks(device_, loss.numel(), [&](double* chunks) {
+    if (parallel_.counts_loss()) sum += add_chunks(device_, loss.numel(), [&](double* chunks) {
       chunk_sums(chunks, loss.data, loss.numel(), device_.stream());
     });
   losses_.clear();

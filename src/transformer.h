@@ -39,7 +39,9 @@ class Transformer {
   void start_step() { params_.start_step(); }
   void forward(const MicroBatch&);
   void backward(const MicroBatch&);
-  double loss();  // this rank's part of the global mean loss since it was last asked for
+  // This rank's part of the global mean loss since it was last asked for. Of ranks that compute the same losses one
+  // has them all and the others nothing, so the sum over all ranks is the mean, whatever the layout.
+  double loss();
 
   // ---- ranges of units [first, last), for pipelines. x and dx: (R, D), R = N unless the tokens are split ----
   Buffer forward(int first, int last, const MicroBatch&, Buffer x);  // unit 0 takes no x; the head returns none

@@ -55,6 +55,12 @@ const Case kCases[] = {
     {"03_ring", 4, "--largest 65536 --micro-batches 2"}, {"03_ring", 8, "--largest 65536"},
     {"04_ddp", 1, ""}, {"04_ddp", 2, "--bucket-kb 10"}, {"04_ddp", 3, "--bucket-kb 1"}, {"04_ddp", 4, "--micro-batches 2"},
     {"04_ddp", 4, "--overlap 0"}, {"04_ddp", 8, "--bucket-kb 20 --tied"}, {"04_ddp", 3, "--batch 10 --bucket-kb 5"},
+    {"05_tp", 1, ""}, {"05_tp", 2, "--tied"}, {"05_tp", 3, "--kv-heads 3 --hidden 42 --vocab 257 --seq 5 --batch 7"},
+    {"05_tp", 4, "--dim 32 --heads 8 --kv-heads 4 --micro-batches 3"},
+    {"05_tp", 8, "--dim 32 --heads 8 --kv-heads 8 --vocab 259 --tied --micro-batches 2"},
+    {"06_sp", 1, ""}, {"06_sp", 2, "--tied"}, {"06_sp", 3, "--kv-heads 3 --hidden 42 --vocab 257 --seq 15 --batch 7"},
+    {"06_sp", 4, "--dim 32 --heads 8 --kv-heads 4 --micro-batches 3"},
+    {"06_sp", 8, "--dim 32 --heads 8 --kv-heads 8 --vocab 259 --tied --micro-batches 2"},
 };
 
 bool proved(const Output& output, const std::string& lesson) {
