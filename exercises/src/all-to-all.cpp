@@ -37,4 +37,4 @@ void all_to_all(Group& group, FloatTensor out, FloatTensor in) {
 //? hint 3: Group::Together together; for (int peer = 0; peer < n; ++peer) { group.send(chunk(in, peer, n), peer); ...
 //? why: No ring here: each block has one destination, so a rank sends (n-1)/n of what it has, once. An MoE layer does
 //?      this twice forward and twice backward.
-//? asked: K1: expert parallelism: why all-to-all, how many per layer? (讲清专家并行流程：为什么要 All-to-All？每层几次？)
+//? asked: K1 and A9: expert parallelism: why all-to-all, how many per layer? (讲清专家并行流程：为什么要 All-to-All？每层几次？)

@@ -57,4 +57,4 @@ double zero_sent(int stage, double parameters, int ranks) {
 //? hint 3: return 2 * (n - 1) / n * bytes;
 //? why: The bytes per GPU tend to 2 X and stop there; the latency does not. And ZeRO-1 and 2 save memory for free: only
 //?      ZeRO-3 sends half as much again.
-//? asked: A2, A6 and E3: bytes and time of ring all-reduce, busbw, communication of ZeRO. (Ring All-Reduce 的通信量与时间、busbw、ZeRO 的通信量)
+//? asked: A2, A10 and E2: bytes and time of ring all-reduce, busbw, communication of ZeRO. (Ring All-Reduce 的通信量与时间、busbw、ZeRO 的通信量)

@@ -37,4 +37,4 @@ void hierarchical_all_reduce(Group& node, Group& across, FloatTensor x) {
 //? hint 3: node.reduce_scatter<float>(part, x);
 //? why: The slow link carries 2 (M-1)/M X/k per rank instead of about 2 X: with 8 GPUs a node, an eighth. All k network
 //?      cards of a node work at the same time.
-//? asked: A2 and B1: why all-reduce in two levels? (多机多卡为什么用分层 All-Reduce？)
+//? asked: A11: hierarchical all-reduce: bytes per GPU between nodes, against a flat ring? (M 机 g 卡分层 AllReduce 的跨机单卡流量？与平铺 ring 比？)

@@ -61,4 +61,4 @@ void ring_all_gather(Group& group, FloatTensor out, FloatTensor mine) {
 //? hint 3: for (int k = 0; k < n - 1; ++k) { FloatTensor going = chunk(x, r - 1 - k, n), mine = chunk(x, r - 2 - k, n);
 //? why: All-reduce = reduce-scatter + all-gather, in result and in bytes. That is why ZeRO-1 and Megatron's sequence
 //?      parallelism cost no more than what they replace: they only stop in the middle.
-//? asked: A1: what does each collective do, and which parallelism uses it? (各集合通信原语分别做什么？各用于哪种并行？)
+//? asked: A4 and A7: why is all-reduce = reduce-scatter + all-gather; which chunk at step k? (为什么 AllReduce=ReduceScatter+AllGather？第 k 步收发哪一块？)

@@ -55,4 +55,4 @@ void vocab_cross_entropy(Group& tp, FloatTensor loss, FloatTensor logits, IntTen
 //? hint 3: for each row: maximum.data[i] = the largest of logits.data[i * V .. i * V + V - 1]; then tp.all_reduce<float>(maximum, Reduce::max);
 //? why: Logits are the largest activation of a language model: N V. This sends 6 N (t-1)/t numbers instead of gathering
 //?      them, and no rank ever holds a whole row.
-//? asked: F8: vocabulary-parallel embedding and cross entropy. (词表并行的 Embedding 与交叉熵怎么做？)
+//? asked: F8: vocabulary-parallel cross entropy: how much communication does it save? (并行交叉熵省多少通信？)
