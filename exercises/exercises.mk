@@ -2,7 +2,7 @@
 EX := build/exercises$(EX_SUFFIX)
 EX_MAKE := $(MAKE) CXX=$(CXX) DEPS=$(DEPS) DEVICE=cpu RINGTRON_SETUP_DONE=1
 EX_SLUGS := $(shell sed -n 's/^\([a-z0-9-]*\) | .*/\1/p' exercises/manifest)
-EX_CXXFLAGS := -std=c++20 -g1 -Wall -Wextra -Wno-unused -ffunction-sections -MMD -MP -Isrc/sim/include $(DEPS_FLAGS) $(EX_SANITIZE)
+EX_CXXFLAGS := -std=c++20 -g1 -Wall -Wextra -Wno-unused -Wno-unused-parameter -ffunction-sections -MMD -MP -Isrc/sim/include $(DEPS_FLAGS) $(EX_SANITIZE)
 EX_LIBRARY := $(patsubst %.cpp,$(EX)/%.o,src/device.cpp src/trace.cpp src/group.cpp src/world.cpp $(wildcard src/sim/*.cpp) \
   $(filter-out %transport_mpi.cpp,$(wildcard src/sim/nccl/*.cpp)) exercises/harness/check.cpp exercises/harness/main.cpp)
 # What no exercise calls (the timeline's files, JSON) is left out at the link.
