@@ -12,7 +12,8 @@ repeat=${REPEAT:-50}
 work=$EX/prove
 mkdir -p "$work"
 ok() { echo "ok   exercises: $*"; }
-fail() { echo "FAIL exercises: $*"; }
+failed=0
+fail() { echo "FAIL exercises: $*"; failed=1; }
 say_log() { sed 's/^/     | /' "$1" | head -25; }
 
 # ---- generate and build all variants ----
@@ -85,7 +86,7 @@ for sanitize in ${SANITIZE-thread address}; do
 done
 
 # ---- the runner ----
-[ $# = 0 ] || exit 0
+[ $# = 0 ] || exit $failed
 expect() {  # expect NAME STATUS TEXT command...: exit status and a text of what is printed
   local name=$1 status=$2 text=$3
   shift 3
@@ -138,3 +139,4 @@ echo 'this is no C++' > exercises/device-mesh.cpp
 expect "what does not compile is 6" 6 "does not compile" $sh one device-mesh
 expect "reset keeps what was there" 0 "device-mesh.cpp.backup1" $sh reset device-mesh
 expect "the solution after a pass" 0 "(rank + 1) % ranks" $sh solution ring-neighbors
+exit $failed

@@ -17,7 +17,7 @@
 void ring_all_reduce(Group& group, FloatTensor x) {
   const int n = group.size(), r = group.rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
   if (n == 1) return;
-  //~ root: if (n == 1) return; if (r) { group.send(x, 0); group.receive(x, 0); return; } else { FloatBuffer all = group.device().allocate<float>(Memory::communication, {x.numel()}); for (int p = 1; p < n; ++p) { group.receive<float>(all, p); for (int64_t i = 0; i < x.numel(); ++i) x.data[i] += all.data[i]; } for (int p = 1; p < n; ++p) { group.send(x, p); } return; }
+  //~ root: if (n == 1) { return; } if (r) { group.send(x, 0); group.receive(x, 0); return; } else { FloatBuffer all = group.device().allocate<float>(Memory::communication, {x.numel()}); for (int p = 1; p < n; ++p) { group.receive<float>(all, p); for (int64_t i = 0; i < x.numel(); ++i) x.data[i] += all.data[i]; } for (int p = 1; p < n; ++p) { group.send(x, p); } return; }
   //~ says: everything goes through rank 0
   FloatBuffer arrived = group.device().allocate<float>(Memory::communication, {chunk(x, 0, n).numel()});  // a largest one
   //~ whole-buffer: FloatBuffer arrived = group.device().allocate<float>(Memory::communication, {x.numel()});
