@@ -25,7 +25,7 @@ __global__ void embedding_backward_kernel(real* __restrict__ dtable, const real*
     const bool leads = j == 0 || tokens[order[j - 1]] != token;  // the first of its run does the work
     if (leads && token >= first && token < first + rows) {
       real* row = dtable + int64_t(token - first) * D;
-#ifdef __CUDACC__
+#ifdef REAL_BLOCKS
       for (int i = threadIdx.x; i < D; i += blockDim.x) {
         float sum = float(row[i]);
         for (int k = j; k < N && tokens[order[k]] == token; ++k) sum += float(dout[int64_t(order[k]) * D + i]);

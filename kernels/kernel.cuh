@@ -24,13 +24,27 @@
 
 constexpr int kThreads = 256;
 
+// As on a GPU: real blocks. In checked simulation (src/sim/checked.h) too, with fewer of them, so that small tests
+// go around the loops over rows.
+#if defined(__CUDACC__) || defined(SIM_CHECKED)
+#define REAL_BLOCKS
 #ifdef __CUDACC__
-inline int grid_for_rows(int64_t rows) { return int(rows < 65535 ? (rows > 0 ? rows : 1) : 65535); }
+constexpr int kMaxBlocks = 65535;
+#else
+constexpr int kMaxBlocks = 250;
+#endif
+inline int grid_for_rows(int64_t rows) { return int(rows < kMaxBlocks ? (rows > 0 ? rows : 1) : kMaxBlocks); }
 inline int grid_for_elements(int64_t n) { return grid_for_rows((n + kThreads * 4 - 1) / (kThreads * 4)); }
 inline int threads_for(int64_t width) {  // whole warps, at least one
   return width >= kThreads ? kThreads : width < 1 ? 32 : int((width + 31) / 32 * 32);
 }
+#else  // fast simulation: one block, one thread, all rows or elements in one loop
+inline int grid_for_rows(int64_t) { return 1; }
+inline int grid_for_elements(int64_t) { return 1; }
+inline int threads_for(int64_t) { return 1; }
+#endif
 
+#ifdef __CUDACC__
 template <class... P, class... A>
 void launch(void (*kernel)(P...), int grid, int block, cudaStream_t stream, A... args) {
   kernel<<<grid, block, 0, stream>>>(args...);
@@ -38,10 +52,6 @@ void launch(void (*kernel)(P...), int grid, int block, cudaStream_t stream, A...
   if (status != cudaSuccess) throw std::runtime_error(std::string("kernel launch: ") + cudaGetErrorString(status));
 }
 #else
-// One block, one thread: all rows or elements in one loop.
-inline int grid_for_rows(int64_t) { return 1; }
-inline int grid_for_elements(int64_t) { return 1; }
-inline int threads_for(int64_t) { return 1; }
 using sim::launch;
 #endif
 
@@ -68,6 +78,13 @@ static __device__ __forceinline__ float exponential(float x) {
 
 static __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
 
+// Shared memory for block_combine. Not declared inside the template: there g++ 12 loses what __shared__ says in checked
+// simulation.
+static __device__ __forceinline__ float* one_per_warp() {
+  __shared__ float of_warp[32];
+  return of_warp;
+}
+
 // Combines one value per thread over the block; every thread gets the result. Shuffles inside a warp,
 // shared memory between warps; both vanish where a block has one thread.
 template <class Combine>
@@ -76,7 +93,7 @@ static __device__ __forceinline__ float block_combine(float value, Combine combi
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, offset));
   const int warps = (blockDim.x + warpSize - 1) / warpSize;
   if (warps > 1) {
-    __shared__ float of_warp[32];
+    float* of_warp = one_per_warp();
     if (threadIdx.x % warpSize == 0) of_warp[threadIdx.x / warpSize] = value;
     __syncthreads();
     value = of_warp[0];

@@ -6,12 +6,17 @@
 
 constexpr int kChunk = 4096;
 
+static __device__ __forceinline__ double* one_per_thread() {
+  __shared__ double of_thread[kThreads];
+  return of_thread;
+}
+
 template <class T, bool kSquare>
 __global__ void chunk_sums_kernel(double* __restrict__ sums, const T* __restrict__ x, int64_t n) {
   const int64_t chunks = (n + kChunk - 1) / kChunk;
   for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     // A thread adds its elements in double; the block adds the threads' sums through shared memory.
-    __shared__ double of_thread[kThreads];
+    double* of_thread = one_per_thread();
     const int64_t begin = chunk * kChunk, end = begin + kChunk < n ? begin + kChunk : n;
     double sum = 0;
 #ifndef __CUDACC__

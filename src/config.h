@@ -1,6 +1,7 @@
 // config.h - what the model is, how it is trained, and the checks that both make sense.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -34,6 +35,7 @@ struct WorldOptions {
   double timeout = 30;     // seconds that a rank may wait without a byte moving
   double link_gbps = 0;    // simulated link: 10^9 bytes per second and port; 0: none
   double link_us = 0;      // and microseconds per message
+  std::string streams = "eager";  // of the simulated GPU: when work on them runs (src/sim/sim.h)
   bool linked() const { return link_gbps > 0 || link_us > 0; }
 };
 
@@ -59,12 +61,15 @@ struct Options {
   float clip = 1;              // largest global gradient norm; 0: no clipping
   uint64_t seed = 1;
   int sample = 0;              // tokens to generate at the end
+  double pace = 0;             // ms that a forward takes at least, backward twice that; 0: as fast as it goes
   int64_t log_every = 10;
   bool proof = true;
   std::string trace;           // file; empty: none
   WorldOptions world;
   std::map<std::string, Extra> extra;  // by name, without the dashes
   std::set<std::string> given;  // the options on the command line, such as "--dim"
+  // Of a lesson: throws Error if its options do not fit the number of ranks, before the ranks start. May be empty.
+  std::function<void(const Options&, int ranks)> check;
 
   // The learning rate of a step, counted from 0: a pure function, so a resumed run continues exactly.
   float learning_rate(int64_t step) const;

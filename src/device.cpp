@@ -11,7 +11,7 @@
 
 const char* memory_name(Memory kind) {
   static const char* const names[kMemoryKinds] = {"parameters", "gradients",     "optimizer", "activations",
-                                                  "workspace",  "communication", "data"};
+                                                  "workspace",  "communication", "data",      "host"};
   return names[int(kind)];
 }
 
@@ -41,9 +41,10 @@ Device::Device(int index) : index_(index) {
   CUDA_CHECK(cudaGetDeviceCount(&count));
   if (count == 0) throw Error("no GPU found; build with DEVICE=cpu to run on the simulated one");
   CUDA_CHECK(cudaSetDevice(index % count));
-#ifdef RINGTRON_CUDA
-  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-#endif  // the simulator computes on stream 0, which runs inline
+#ifndef RINGTRON_CUDA  // the simulator computes on stream 0, which runs inline, unless streams are to be checked
+  if (sim::get_stream_policy() != sim::StreamPolicy::eager)
+#endif
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUBLAS_CHECK(cublasCreate(&blas_));
   CUBLAS_CHECK(cublasSetStream(blas_, stream_));
 }
@@ -52,6 +53,8 @@ Device::~Device() {
   cudaStreamSynchronize(stream_);
   for (auto& [bytes, blocks] : free_)
     for (void* block : blocks) cudaFree(block);
+  for (auto& [bytes, blocks] : free_host_)
+    for (void* block : blocks) cudaFreeHost(block);
   cublasDestroy(blas_);
   if (stream_) cudaStreamDestroy(stream_);
 }
@@ -69,11 +72,16 @@ void Device::synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 void* Device::take(Memory kind, int64_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return data;
-  std::vector<void*>& blocks = free_[bytes];
+  const bool on_host = kind == Memory::host;
+  std::vector<void*>& blocks = (on_host ? free_host_ : free_)[bytes];
   if (!blocks.empty()) {
     data = blocks.back();
     blocks.pop_back();
-  } else if (cudaMalloc(&data, bytes) != cudaSuccess) {
+  } else if (on_host && cudaMallocHost(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    throw Error(format("out of page-locked host memory: %lld bytes wanted, with %.1f MB in use; use a smaller model",
+                       (long long)bytes, current(Memory::host) / 1e6));
+  } else if (!on_host && cudaMalloc(&data, bytes) != cudaSuccess) {
     cudaGetLastError();
     throw Error(format("out of GPU memory: %lld bytes of %s wanted, with %.1f MB of parameters, %.1f MB of "
                        "activations in use; use a smaller --batch, or more --micro-batches",
@@ -81,7 +89,8 @@ void* Device::take(Memory kind, int64_t bytes) {
                        current(Memory::activations) / 1e6));
   }
 #ifndef RINGTRON_CUDA
-  sim::poison(data, size_t(bytes));  // in tests: reading before writing gives NaN, also in a recycled block
+  // In tests: reading before writing gives NaN, also in a recycled block.
+  sim::enqueue(stream_, [=] { sim::poison(data, size_t(bytes)); });
 #endif
   current_[int(kind)] += bytes;
   peak_[int(kind)] = std::max(peak_[int(kind)], current_[int(kind)]);
@@ -91,13 +100,19 @@ void* Device::take(Memory kind, int64_t bytes) {
 void Device::give_back(Memory kind, void* data, int64_t bytes) {
   if (bytes == 0) return;
   current_[int(kind)] -= bytes;
-  free_[bytes].push_back(data);
+  (kind == Memory::host ? free_host_ : free_)[bytes].push_back(data);
 }
 
 void Device::copy(void* to, const void* from, int64_t bytes, bool to_device) {
   if (bytes == 0) return;
   CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream_));
   synchronize();
+}
+
+void Device::copy_linked(void* to, const void* from, int64_t bytes, bool to_device, cudaStream_t stream) {
+  if (bytes == 0) return;
+  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
+  (to_device ? sent_from_host : sent_to_host) += bytes;
 }
 
 void Device::matmul(real* c, int64_t c_stride, int64_t c_distance, Matrix a, Matrix b, int m, int n, int k,

@@ -75,11 +75,24 @@ void Lesson::print(const char* text, ...) const {
 
 std::string Lesson::link_text() const {
   const WorldOptions& w = options_.world;
-  return w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "";
+  return (w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "") +
+         (options_.pace > 0 ? format(", each forward paced to %g ms", options_.pace) : "");
 }
 
 void Lesson::start(AdamW& adamw) {
   const ModelConfig& c = config();
+  Transformer& model = adamw.model();
+  if (!holds_all_units(model)) {  // found before training, not after it
+    const std::pair<const char*, bool> whole[] = {
+        {"--save", !options_.save.empty()}, {"--sample", options_.sample > 0}, {"--logits", !options_.logits.empty()}};
+    for (auto [option, wanted] : whole)
+      if (wanted)
+        throw Error(format("%s needs a rank that holds the whole model, and here each stage holds some of its layers; "
+                           "leave it out", option));
+  }
+  int chunks = 1;  // a chunk of a stage takes its share of the stage's time
+  for (int unit = 0; unit < c.units(); ++unit) chunks = std::max(chunks, model.parallel().stage(unit) + 1);
+  model.set_pace(1e-3 * options_.pace / chunks);
   if (!options_.load.empty()) {
     loaded_ = read_checkpoint(options_.load);
     first_step_ = restore(*loaded_, adamw);
@@ -105,8 +118,10 @@ void Lesson::start(AdamW& adamw) {
         (long long)options_.last_step());
   print("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n", short_number(peak_flops_).c_str(),
         short_number(c.flops_per_token()).c_str());
+  world_.sum(0);  // all ranks begin together; rank 0 was measuring
   if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
+  device_.sent_to_host = device_.sent_from_host = 0;
   world_.reset_traffic();
   logged_step_ = first_step_;
   started_ = logged_ = seconds();
@@ -128,7 +143,7 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   mine_.losses.push_back(loss);
   mine_.norms.push_back(norm);
   if (step == first_step_ && options_.proof) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), true));
+    const auto packed = world_.gather(pack(model.params(), true));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.gradients = std::move(all.tensors);
@@ -151,6 +166,10 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   logged_step_ = done;
 }
 
+bool Lesson::holds_all_units(Transformer& model) const {
+  return int(model.params().units().size()) == config().units();
+}
+
 double Lesson::held_out_loss(Transformer& model) {
   double loss = 0;
   const int rounds = 4;
@@ -166,6 +185,7 @@ double Lesson::held_out_loss(Transformer& model) {
 void Lesson::finish(AdamW& adamw) {
   Transformer& model = adamw.model();
   trained_ = seconds() - started_;
+  device_.trace.stop();
   for (const Traffic& row : world_.traffic())  // nothing may travel that no formula spoke of
     if (row.sent && !traffic_expected_.count(row.group + " " + row.operation))
       costs_.push_back({"sent by " + row.operation + " in " + row.group, "nothing", row.sent, 0});
@@ -176,7 +196,7 @@ void Lesson::finish(AdamW& adamw) {
   for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
   const bool used = options_.sample > 0 || !options_.logits.empty();  // by rank 0, on its own
   if (options_.proof || (used && world_.size() > 1)) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), false));
+    const auto packed = world_.gather(pack(model.params(), false));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.end = std::move(all.tensors);
@@ -184,8 +204,9 @@ void Lesson::finish(AdamW& adamw) {
       assembly_.insert(assembly_.end(), {all.copies, all.missing});
     }
   }
-  const double held_out = held_out_loss(model);
-  print("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window, held_out,
+  // A pipeline's stages would have to evaluate together; their loss on held-out text is that of one rank.
+  const std::string held_out = holds_all_units(model) ? format(", %.3f on held-out text", held_out_loss(model)) : "";
+  print("  loss    %.3f over the last %d steps%s; bigram entropy %.3f\n", last, window, held_out.c_str(),
         bigram_entropy(corpus_.tokens()));
   if (!options_.trace.empty()) write_trace();
   if (world_.rank() != 0 || !used) return;
@@ -211,6 +232,7 @@ void Lesson::write_trace() {
     SvgOptions svg;
     svg.title = format("%s, %d rank%s%s", name_.c_str(), world_.size(), world_.size() == 1 ? "" : "s",
                        link_text().c_str());
+    svg.width = 600 * kTracedSteps;  // room for labels
     write_svg(options_.trace, spans, svg);
   } else {
     write_chrome_trace(options_.trace, spans);
@@ -263,11 +285,15 @@ void Lesson::sample(Transformer& model) {
     else if (tokens[i] == '\n') shown += "\n          ";
     else shown += char(tokens[i]);
   }
-  std::printf("  sample  %s\n", shown.c_str());
+  print("  sample  %s\n", shown.c_str());
 }
 
 void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula) {
   costs_.push_back({format("peak %s", memory_name(kind)), formula, device_.peak(kind), bytes});
+}
+
+void Lesson::expect_stored(Memory kind, int64_t bytes, const std::string& formula) {
+  costs_.push_back({format("stored %s", memory_name(kind)), formula, device_.current(kind), bytes});
 }
 
 void Lesson::expect_state(int64_t parameters, int64_t gradients, int64_t optimizer) {
@@ -285,6 +311,11 @@ void Lesson::expect_activations(Transformer& model, const TensorCut& cut) {
                            : "L (B N (4D + (2A + 2K + 3F + H T) / t) + 8 N) + B N (3D + V(rank)) + 4 N");
   expect_peak(Memory::workspace, peak_workspace_bytes(config(), int(most), int(T), samples * T, B, cut),
               "the largest scratch of a block's backward");
+}
+
+void Lesson::expect_host_link(int64_t down, int64_t up, const std::string& formula) {
+  costs_.push_back({"copied to the host", formula, device_.sent_to_host, down});
+  costs_.push_back({"copied from the host", formula, device_.sent_from_host, up});
 }
 
 void Lesson::expect_activations(Transformer& model) {
@@ -420,7 +451,7 @@ static void check_file(const char* option, const std::string& name) {
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody body) {
   auto say = [&](const std::string& wrong) {
     std::fflush(stdout);
-    if (mpi_rank() == 0) std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());  // all processes found the same
+    std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());
     return 1;
   };
   try {
@@ -435,6 +466,7 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
     if (int64_t(ranks) > 1 && defaults.world.threads == 1)
       throw Error(format("this lesson is about one rank, and %d were asked for; start it without mpiexec and --threads",
                          ranks));
+    if (options.check) options.check(options, ranks);
     check_memory(options);
     check_file("--logits", options.logits);
     check_file("--trace", options.trace);
@@ -455,8 +487,8 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
       }
     });
   } catch (const std::bad_alloc&) {
-    return say("out of memory; choose a smaller model, --seq, --batch or --steps");
+    return cannot_run(argc, argv, name, "out of memory; choose a smaller model, --seq, --batch or --steps");
   } catch (const std::exception& wrong) {
-    return say(wrong.what());
+    return cannot_run(argc, argv, name, wrong.what());
   }
 }

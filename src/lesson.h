@@ -24,7 +24,8 @@ class Lesson {
   World& world() { return world_; }
   uint64_t seed() const { return options_.seed; }
   double option(const std::string& name) const { return options_.extra.at(name).value; }  // one of this lesson's own
-  std::string link_text() const;   // " over a simulated link of ..", or nothing: goes into every output that used it
+  // " over a simulated link of ..", "paced to ..", or nothing: goes into every output that used it
+  std::string link_text() const;
   void print(const char* text, ...) const __attribute__((format(printf, 2, 3)));  // by rank 0
 
   // ---- the loop ----
@@ -40,7 +41,9 @@ class Lesson {
 
   // ---- what training should have cost this rank: formula against what was counted. Call after the loop ----
   void expect_peak(Memory kind, int64_t bytes, const std::string& formula);
+  void expect_stored(Memory kind, int64_t bytes, const std::string& formula);  // between steps, so now
   void expect_state(int64_t parameters, int64_t gradients, int64_t optimizer);  // peaks of the three, bytes
+  void expect_host_link(int64_t down, int64_t up, const std::string& formula);   // bytes to the host, and from it
   void expect_activations(Transformer&);   // of a rank that runs all layers on its samples
   void expect_activations(Transformer&, const TensorCut&);  // the same, on one of t tensor-parallel ranks
   void expect_sent(const std::string& group, const std::string& operation, int64_t bytes, const std::string& formula);
@@ -59,6 +62,7 @@ class Lesson {
   };
   void expect_traffic(const std::string& what, const std::string& group, const std::string& operation,
                       int64_t Traffic::*field, int64_t expected, const std::string& formula);
+  bool holds_all_units(Transformer&) const;  // false on the stages of a pipeline
   double held_out_loss(Transformer&);
   void sample(Transformer&);
   void save_logits(Transformer&);

@@ -47,6 +47,10 @@ class Transformer {
   Buffer forward(int first, int last, const MicroBatch&, Buffer x);  // unit 0 takes no x; the head returns none
   Buffer backward(int first, int last, const MicroBatch&, Buffer dx, Half half);
   void backward_weights(int first, int last, const MicroBatch&);
+  int stashed(int block) const;  // micro-batches whose activations of this block are kept now
+  // Gives a call of forward at least so many seconds, and of backward twice as many, by sleeping: so that the order
+  // of work can be seen in time where ranks share cores.
+  void set_pace(double seconds) { pace_ = seconds; }
 
   // Without gradients; activations are not kept. Logits (N, V), or this rank's part of the mean loss.
   Buffer logits(const MicroBatch&);
@@ -111,6 +115,6 @@ class Transformer {
   std::map<std::pair<int, int>, BlockState> blocks_;  // by unit and micro-batch
   std::map<int, HeadState> heads_state_;              // by micro-batch
   std::map<int, EmbeddingState> embeddings_;
-  double loss_ = 0;
+  double pace_ = 0;
   std::vector<FloatBuffer> losses_;                   // (N) of each micro-batch, added up when asked for
 };

@@ -5,6 +5,9 @@
 #include <cstring>
 
 #include "sim/nccl/world.h"
+#ifndef RINGTRON_CUDA
+#include "sim/sim.h"
+#endif
 
 bool under_mpiexec() {
 #ifdef HAVE_MPI
@@ -26,6 +29,12 @@ int ranks_to_run(const WorldOptions& options) {
 
 int run_ranks([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const char* name, const WorldOptions& options,
               const std::function<int(int)>& body) {
+#ifndef RINGTRON_CUDA
+  sim::set_stream_policy(options.streams == "lazy"    ? sim::StreamPolicy::lazy
+                         : options.streams == "ahead" ? sim::StreamPolicy::ahead
+                                                      : sim::StreamPolicy::eager);
+  sim::poison_allocations(options.streams != "eager");  // a check: make what was never written visible, too
+#endif
   sim::WorldOptions world;
   world.timeout_s = options.timeout;
   world.link_gbps = options.link_gbps;
@@ -35,6 +44,17 @@ int run_ranks([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const cha
   if (under_mpiexec()) return sim::run_mpi(&argc, &argv, world, body);
 #endif
   return sim::run_threads(options.threads, world, body);
+}
+
+int cannot_run([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const char* name, const std::string& wrong) {
+  bool all = true;
+  std::fflush(stdout);
+#ifdef HAVE_MPI
+  if (under_mpiexec()) all = sim::give_up_mpi(&argc, &argv);
+#endif
+  if (mpi_rank() == 0 && all) std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());
+  if (!all) std::fprintf(stderr, "%s: rank %d cannot start: %s\n", name, mpi_rank(), wrong.c_str());
+  return 1;
 }
 
 World::World(Device& device) : device_(device) {
@@ -92,6 +112,7 @@ bool World::counts_traffic() {
 std::vector<Traffic> World::traffic() const {
   std::vector<Traffic> rows;
   if (!counts_traffic()) return rows;
+  CUDA_CHECK(cudaDeviceSynchronize());  // what is still queued has sent nothing yet
   for (const sim::TrafficRow& row : sim::traffic())
     if (!row.control && row.group != "headers")
       rows.push_back({row.group, row.operation, row.calls, row.messages, row.bytes_sent, row.bytes_received});

@@ -2,6 +2,8 @@
 // matrix-product peak measured right beside it, and the median is printed. On a CPU the clock is the time the core
 // has worked for us (one rank is one thread); on a GPU it is the wall's.
 // One line a figure: bench<TAB>name<TAB>value<TAB>unit<TAB>goal
+#include "bench_pipeline.h"  // first: it includes a lesson without its main
+
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -136,7 +138,7 @@ template <class Strategy>
 void inflation(const std::string& name, const ModelConfig& c, int batch, int ranks, const char* goal) {
   std::vector<double> ratios;
   double one = work<Strategy>(c, batch, 1, 3);
-  for (int round = 0; round < 7; ++round) {
+  for (int round = 0; round < 5; ++round) {
     const double all = work<Strategy>(c, batch, ranks, 3), again = work<Strategy>(c, batch, 1, 3);
     ratios.push_back(all / (0.5 * (one + again)));  // one rank before and after: the machine's speed drifts
     one = again;
@@ -160,6 +162,9 @@ int main(int argc, char** argv) {
   //                 vocab  dim  layers heads kv hidden seq
   const ModelConfig small{256, 128, 4, 8, 4, 512, 128}, large{256, 512, 6, 8, 4, 1408, 256};
   if (wanted("single/dim128")) train("dim128", small, 16, 24, ">=62");
+#ifndef RINGTRON_CUDA
+  if (wanted("1f1b/inflation/2")) print("1f1b/inflation/2", pipeline_inflation(2), "x", "<=1.15");
+#endif
   if (wanted("single/dim512")) train("dim512", large, 4, 12, ">=87");
 #ifdef RINGTRON_CUDA
   const ModelConfig gpu{32000, 2048, 16, 16, 8, 5632, 1024};  // about 900 M parameters

@@ -72,7 +72,7 @@ __global__ void add(float* y, const float* x, float a, int n) {
 
 __global__ void who(unsigned* seen) {
   const unsigned flat = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-  seen[flat] += 100 * blockIdx.z + 10 * blockIdx.y + blockIdx.x;
+  if (threadIdx.x == 0) seen[flat] += 100 * blockIdx.z + 10 * blockIdx.y + blockIdx.x;
 }
 
 __global__ void block_sum(double* out, const double* x, int n) {
@@ -353,8 +353,8 @@ TEST_CASE("sim: the lazy policy makes a missing event wait fail every time") {
 }
 
 TEST_CASE("sim: lazy streams take turns in an order that the seed decides") {
-  auto run = [](unsigned seed) {
-    Policy lazy(sim::StreamPolicy::lazy, seed);
+  auto run = [](unsigned seed, sim::StreamPolicy policy) {
+    Policy lazy(policy, seed);
     Stream a, b;
     std::string order;
     for (int i = 0; i < 16; ++i) {
@@ -364,9 +364,11 @@ TEST_CASE("sim: lazy streams take turns in an order that the seed decides") {
     cudaDeviceSynchronize();
     return order;
   };
-  CHECK(run(1) == run(1));
-  CHECK(run(1) != run(2));
-  CHECK(run(1).size() == 32);
+  for (auto policy : {sim::StreamPolicy::lazy, sim::StreamPolicy::shuffled}) {
+    CHECK(run(1, policy) == run(1, policy));
+    CHECK(run(1, policy) != run(2, policy));
+    CHECK(run(1, policy).size() == 32);
+  }
 
   Policy lazy(sim::StreamPolicy::lazy);
   Stream s;
@@ -399,7 +401,30 @@ TEST_CASE("sim: asynchronous copies keep CUDA's promises about host memory") {
   CHECK(*pinned == 0);  // pinned memory needs a synchronize
   cudaStreamSynchronize(s.s);
   CHECK(*pinned == 1);
+  cudaMemcpyAsync(d.p, pinned, sizeof(int), cudaMemcpyHostToDevice, s.s);
+  *pinned = 2;  // pinned memory is read late: the copy takes what is there when it runs
+  cudaStreamSynchronize(s.s);
+  CHECK(d.host()[0] == 2);
   cudaFreeHost(pinned);
+}
+
+TEST_CASE("sim: ahead, a stream that waits for nothing runs before what is waited for") {
+  for (auto policy : {sim::StreamPolicy::lazy, sim::StreamPolicy::ahead}) {
+    Policy p(policy);
+    Stream compute, comm;
+    Event ready;
+    std::string order;
+    sim::enqueue(compute.s, [&] { order += 'c'; });
+    cudaEventRecord(ready.e, compute.s);
+    sim::enqueue(comm.s, [&] { order += 'a'; });
+    cudaStreamWaitEvent(comm.s, ready.e);
+    sim::enqueue(comm.s, [&] { order += 'b'; });
+    sim::enqueue(compute.s, [&] { order += 'd'; });
+    CHECK(cudaStreamSynchronize(compute.s) == cudaSuccess);
+    CHECK(order == (policy == sim::StreamPolicy::lazy ? "cd" : "acbd"));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(order.size() == 4);
+  }
 }
 
 TEST_CASE("sim: many ranks at once") {

@@ -235,7 +235,9 @@ TEST_CASE("sequence parallel: the norms' gradients and weights are the oracle's,
   const Training sp = train<SequenceParallel>(4, o);
   CHECK(sp.copies == 0);  // of gradients after step 1 and weights at the end
   int norms = 0;
-  for (const auto& [name, wanted] : reference.gradients) {
+  for (const auto& gradient : reference.gradients) {
+    const std::string& name = gradient.first;
+    const std::vector<float>& wanted = gradient.second;
     if (name.find("norm") == std::string::npos) continue;
     ++norms;
     CAPTURE(name);

@@ -7,8 +7,7 @@
 #include "sim.h"
 
 #ifdef SIM_CHECKED
-// Checked simulation: the real blockDim, and one fiber for each CUDA thread.
-#error "checked simulation is not written yet"
+#include "checked.h"  // checked simulation: the real blockDim, and one fiber for each CUDA thread
 #else
 // Fast simulation: a block is one thread, known at compile time. A grid-stride or block-stride loop is then a
 // plain loop, which the compiler vectorizes.
@@ -45,7 +44,10 @@ namespace sim {
 namespace {  // internal linkage: each file's launch sets that file's blockIdx
 
 template <class... P>
-void run_grid(void (*kernel)(P...), dim3 grid, const std::tuple<P...>& args) {
+void run_grid(void (*kernel)(P...), dim3 grid, [[maybe_unused]] dim3 block, const std::tuple<P...>& args) {
+#ifdef SIM_CHECKED
+  run_blocks(grid, block, [&] { std::apply(kernel, args); });
+#else
   gridDim = grid;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
@@ -53,6 +55,7 @@ void run_grid(void (*kernel)(P...), dim3 grid, const std::tuple<P...>& args) {
         blockIdx = {x, y, z};
         std::apply(kernel, args);
       }
+#endif
 }
 
 // kernel<<<grid, block, 0, stream>>>(args...): arguments are converted and copied now, the kernel runs in
@@ -67,8 +70,8 @@ template <class... P, class... A>
       block.x - 1 < 1024u && block.y - 1 < 1024u && block.z - 1 < 64u && block.x * block.y * block.z <= 1024u;
   if (!grid_ok || !block_ok) return bad_launch(grid.x, grid.y, grid.z, block.x, block.y, block.z);
   const std::tuple<P...> values(static_cast<P>(args)...);
-  if (stream == nullptr) return run_grid(kernel, grid, values);
-  enqueue(stream, [=] { run_grid(kernel, grid, values); });
+  if (stream == nullptr) return run_grid(kernel, grid, block, values);
+  enqueue(stream, [=] { run_grid(kernel, grid, block, values); });
 }
 
 }  // namespace

@@ -187,8 +187,8 @@ bool check(const void* p, size_t bytes, const char* what, bool device_only) {
 cudaError_t allocate(void** out, size_t size, bool pinned) {
   *out = nullptr;
   if (size == 0) return cudaSuccess;
-  void* p = size > SIZE_MAX - 255 ? nullptr : std::aligned_alloc(256, (size + 255) / 256 * 256);
-  if (p == nullptr) return fail(cudaErrorMemoryAllocation, line("no memory for ", size, " bytes"));
+  void* p = nullptr;  // of exactly this size, so that AddressSanitizer sees the first byte behind it
+  if (posix_memalign(&p, 256, size) != 0) return fail(cudaErrorMemoryAllocation, line("no memory for ", size, " bytes"));
   if (!pinned) sim::poison(p, size);
   const auto begin = reinterpret_cast<std::uintptr_t>(p);
   std::unique_lock lock(registry.mutex);

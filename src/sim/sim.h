@@ -38,14 +38,21 @@ void poison(void* p, size_t bytes);
 // cudaErrorLaunchFailure with the exception's text in last_error().
 void enqueue(CUstream_st* stream, std::function<void()> work);
 
-// eager: a worker thread for each stream, so overlap is real.
-// lazy:  no workers. Work is held back until something waits for it. Then the waiting thread runs just what
-//        was waited for (several streams: in seeded random order), so a missing cudaStreamWaitEvent fails
-//        every time. A query runs one piece of work, so that polling ends.
-enum class StreamPolicy { eager, lazy };
+// eager:    a worker thread for each stream, so overlap is real.
+// The others have no workers. Work, copies from pinned memory included, is held back until something waits for it;
+// then the waiting thread runs it. A query runs one piece of work, so that polling ends. They differ in when the
+// streams that nobody waits for run:
+// lazy:     as late as possible. Finds a missing wait for another stream's result, and memory used again too early.
+// ahead:    as early as possible. Finds work that reads what the waited-for stream has yet to write.
+// shuffled: the seed decides.
+// All are orders a GPU may take, so a program that waits for all it needs gives the same numbers. One limit: a piece
+// of work runs to its end on the waiting thread. Two ranks that enter collectives of different streams first would
+// block each other; the lessons use one stream for communication.
+enum class StreamPolicy { eager, lazy, ahead, shuffled };
 
 // For streams created from now on, in every thread.
 void set_stream_policy(StreamPolicy policy, unsigned seed = 1);
+StreamPolicy get_stream_policy();
 
 // ---- launches (used by launch.h) ----
 

@@ -17,8 +17,9 @@ using sim::in_stream_work;
 
 namespace {
 
-std::atomic<bool> lazy_streams{false};
+std::atomic<sim::StreamPolicy> stream_policy{sim::StreamPolicy::eager};
 std::atomic<unsigned> lazy_seed{1};
+thread_local bool stepping_one = false;  // this thread runs a piece of a lazy stream
 
 // A place in a stream. Each record makes a new one, so whoever waits for an older one is not disturbed.
 struct Mark {
@@ -57,14 +58,15 @@ struct CUevent_st {
 
 struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
   const int device = sim::current_device;
-  const bool lazy = lazy_streams;
+  const sim::StreamPolicy policy = stream_policy;
+  const bool lazy = policy != sim::StreamPolicy::eager;
 
   std::mutex mutex;  // guards what follows
   std::condition_variable arrived, drained;
   std::deque<Item> queue;
   bool busy = false, closing = false;
   std::string error;
-  std::minstd_rand random{lazy_seed + static_cast<unsigned>(device)};
+  std::minstd_rand random{lazy_seed};  // the same on every rank, so that they meet in the same collectives
 
   std::mutex stepping;  // lazy: one thread at a time runs this stream
   std::thread worker;   // eager
@@ -78,11 +80,17 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
     std::lock_guard lock(mutex);
     return queue.empty() && !busy;
   }
+  bool can_run() {  // without waiting for another stream
+    std::lock_guard lock(mutex);
+    return !queue.empty() && !busy && (!queue.front().wait || queue.front().wait->done);
+  }
   std::string take_error() {
     std::lock_guard lock(mutex);
     return std::exchange(error, {});
   }
   bool step();
+  bool step_alone();
+  void let_others_run();
   void work();
   void finish();
   bool pop(std::unique_lock<std::mutex>& lock);
@@ -155,10 +163,35 @@ bool CUstream_st::pop(std::unique_lock<std::mutex>& lock) {
   return true;
 }
 
+// Ahead and shuffled: before a piece of this stream, the others of the device may do what they can.
+void CUstream_st::let_others_run() {
+  if (policy == sim::StreamPolicy::lazy || stepping_one) return;
+  const auto streams = streams_of(device);
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const auto& s : streams) {
+      if (s.get() == this || !s->lazy || !s->can_run()) continue;
+      if (policy == sim::StreamPolicy::shuffled && random() % 2) return;
+      moved = s->step_alone();
+    }
+  }
+}
+
 bool CUstream_st::step() {
-  std::lock_guard one_at_a_time(stepping);
-  std::unique_lock lock(mutex);
-  return pop(lock);
+  let_others_run();
+  return step_alone();
+}
+
+bool CUstream_st::step_alone() {
+  const bool nested = std::exchange(stepping_one, true);
+  bool ran;
+  {
+    std::lock_guard one_at_a_time(stepping);
+    std::unique_lock lock(mutex);
+    ran = pop(lock);
+  }
+  stepping_one = nested;
+  return ran;
 }
 
 void CUstream_st::work() {
@@ -185,9 +218,11 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
 }
 
 void set_stream_policy(StreamPolicy policy, unsigned seed) {
-  lazy_streams = policy == StreamPolicy::lazy;
+  stream_policy = policy;
   lazy_seed = seed;
 }
+
+StreamPolicy get_stream_policy() { return stream_policy; }
 
 // On a GPU cudaFree waits for work in flight. Waiting here would hide a missing event wait from the lazy
 // policy, so the memory instead lives on until every stream has passed this point.

@@ -1,0 +1,42 @@
+#!/bin/bash
+# test_sanitize.sh [OUT]: the tests and a few lessons under g++'s sanitizers; a line "ok ..." or "FAIL ..." for each.
+#   AddressSanitizer and UBSan, with checked blocks: what reads past a buffer, uses it after its end, overflows.
+#   ThreadSanitizer: ranks as threads, the transports between them, streams, events.
+# Not the tests that start processes, nor MPI, whose library is not built for this.
+set -u
+cd "$(dirname "$0")/.."
+out=${1:-build/cpu-fp32-g++}
+case $out in build/cpu-fp32-g++) ;; *) echo "skipped: sanitizers run with DEVICE=cpu PRECISION=fp32 CXX=g++"; exit 0 ;; esac
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+export OPENBLAS_NUM_THREADS=1
+export ASAN_OPTIONS=detect_leaks=0  # programs that end by an error leave much behind
+export TSAN_OPTIONS="halt_on_error=1 suppressions=scripts/tsan.supp"
+
+check() {  # check NAME PATTERN COMMAND...: must succeed, print the pattern and no report
+  local name=$1 pattern=$2 from=$SECONDS
+  shift 2
+  if timeout 900 "$@" > "$log" 2>&1 && grep -qE "$pattern" "$log" && ! grep -qE "runtime error:|Sanitizer" "$log"; then
+    echo "ok $name ($((SECONDS - from)) s)"
+  else
+    failed=1
+    grep -vE '^\s*$' "$log" | tail -40
+    echo "FAIL $name: $*"
+  fi
+}
+address=build/cpu-fp32-g++-address thread=build/cpu-fp32-g++-thread
+proved='^summary.*proved' all_passed='test cases: +[1-9][0-9]* \| +[1-9][0-9]* passed \| 0 failed'
+small="--dim 24 --heads 6 --kv-heads 2 --layers 2 --hidden 40 --seq 16 --batch 8 --steps 2"
+
+check "build with AddressSanitizer and UBSan" "" \
+  scripts/variant.sh address g++ test_all 04_ddp
+check "tests under AddressSanitizer and UBSan" "$all_passed" $address/test_all --order=reverse
+check "lesson 04_ddp under AddressSanitizer and UBSan" "$proved" $address/04_ddp $small --threads 2
+
+check "build with ThreadSanitizer" "" \
+  scripts/variant.sh thread g++ test_all 03_ring 04_ddp
+check "streams and thread ranks under ThreadSanitizer" "$all_passed" $thread/test_all
+check "lesson 03_ring under ThreadSanitizer" "$proved" $thread/03_ring $small --threads 4 --largest 4096
+check "lesson 04_ddp under ThreadSanitizer" "$proved" $thread/04_ddp $small --threads 4 --bucket-kb 5
+exit $failed
