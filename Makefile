@@ -105,7 +105,7 @@ RANKS := $(or $(NP),$(if $(filter cuda,$(DEVICE)),$(GPUS)),4)
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile exercises/exercises.mk | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
 	@echo "  run-<stage>    one stage on NP ranks, TRACE=1 writes its timeline to out/: $(STAGES)"
 
 info:            ## what was found on this machine
@@ -196,6 +196,8 @@ endif
 
 clean:           ## remove what was built
 	rm -rf build out
+
+include exercises/exercises.mk
 
 # ---- rules ---------------------------------------------------------------------------------------------------
 $(OUT)/%.o: %.cpp
