@@ -15,7 +15,7 @@
 #include "../src/lesson.h"
 
 static Options defaults(Options o) {
-  o.steps = 300;
+  o.steps = 200;
   o.batch = 16;
   o.sample = 200;
   o.log_every = 25;
