@@ -1,7 +1,8 @@
 // 04_ddp.cpp - DDP: gradients are all-reduced in buckets, while backward still computes the next ones.
 //
 //   compute:  F F F F | B head | B block 4 | B block 3 | B block 2 | B block 1 | B embedding | wait | update
-//   comm:                      |  all-reduce bucket 1  |   bucket 2   |  bucket 3   | bucket 4 |
+//   comm:                                  | bucket 1  | bucket 2  | bucket 3  | bucket 4    | bucket 5
+//                                            (head and block 4)
 //
 // Backward finishes the last unit first, so buckets are filled from the end of the model. Each has two events:
 //   ready: recorded on the compute stream when its gradients are complete; the communication stream waits for it;

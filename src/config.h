@@ -54,7 +54,7 @@ struct Options {
   int64_t stop_after = 0;      // the run ends here, as a part of that schedule; 0: at its end
   int batch = 16;              // samples of the global batch
   int micro_batches = 1;       // parts that each rank's share is cut into
-  float lr = 3e-3f;            // peak learning rate
+  float lr = 1e-3f;            // peak learning rate
   int64_t warmup = 10;         // steps of linear warm-up; then a cosine down to lr / 10 at the last step
   float weight_decay = 0.1f;   // not on norms
   float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;

@@ -1,7 +1,7 @@
 // parallel.h - the seams: every place where a parallel strategy may step into the training of a transformer.
 //
-// The defaults do nothing: that is one GPU. Each lesson overrides two to four of them, and 18_4d forwards each
-// one to the strategy that owns it. This list is the central idea of the project.
+// The defaults do nothing: that is one GPU. Each lesson overrides a few of them, and 18_4d (planned) will forward
+// each one to the strategy that owns it. This list is the central idea of the project.
 #pragma once
 #include <numeric>
 #include <vector>

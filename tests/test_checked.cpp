@@ -138,6 +138,7 @@ TEST_CASE("checked: a shuffle whose lanes do not all come is named; a lane that 
 }
 
 TEST_CASE("checked: on a stream, the error comes with the next synchronize") {
+  Ordered here(sim::Order::forward);
   cudaStream_t s;
   REQUIRE(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess);
   sim::launch(barrier_under_a_condition, 1, 64, s);
