@@ -12,6 +12,7 @@
 #include "../src/lesson.h"
 #include "../src/random.h"
 #define LESSON_INCLUDED
+#include "../lessons/04_ddp.cpp"
 #include "../lessons/06_sp.cpp"
 
 namespace {
@@ -147,6 +148,10 @@ void inflation(const std::string& name, const ModelConfig& c, int batch, int ran
 }
 #endif
 
+struct BucketsOfAMegabyte : Ddp {
+  BucketsOfAMegabyte(Group& dp, const ModelConfig&) : Ddp(dp, 1 << 20) {}
+};
+
 }  // namespace
 
 // bench [part of a name]: only those figures.
@@ -171,6 +176,7 @@ int main(int argc, char** argv) {
   if (wanted("single/gpu")) train("gpu", gpu, 8, 8, "-");
 #else
   const ModelConfig middle{256, 256, 4, 8, 4, 704, 128};
+  if (wanted("ddp/inflation")) inflation<BucketsOfAMegabyte>("ddp", middle, 32, 4, "<=1.15");
   if (wanted("tp/inflation")) inflation<TensorParallel>("tp", middle, 8, 2, "<=1.25");
   if (wanted("sp/inflation")) inflation<SequenceParallel>("sp", middle, 8, 2, "-");
 #endif
