@@ -101,11 +101,11 @@ MPI_PROGRAMS := $(if $(and $(HAVE_MPI),$(filter cpu,$(DEVICE))),$(OUT)/mpi_nccl 
 RANKS := $(or $(NP),$(if $(filter cuda,$(DEVICE)),$(GPUS)),4)
 
 # ---- targets -------------------------------------------------------------------------------------------------
-.PHONY: help info setup all build-tests build-bench run test test-checked test-sanitize test-faults bench estimate grid roofline corpus notes notes-check gpu-check clean FORCE
+.PHONY: help info setup all build-tests build-bench run test bench estimate grid roofline test-faults test-sanitize test-checked hangs scaling collectives memory schedules deep-mlp corpus notes notes-check gpu-check clean FORCE
 
 help:            ## this list
 	@echo "ringtron: make <target> [DEVICE=auto|cpu|cuda] [PRECISION=fp32|bf16] [NP=ranks] [ARGS=\"--steps 50 ...\"]"
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' Makefile exercises/exercises.mk | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
 	@echo "  run-<stage>    one stage on NP ranks, TRACE=1 writes its timeline to out/: $(STAGES)"
 
 info:            ## what was found on this machine
@@ -122,14 +122,14 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test test-checked test-sanitize test-faults bench estimate grid roofline gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate grid roofline test-faults test-sanitize test-checked hangs scaling collectives memory schedules deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
 all: $(LESSONS:lessons/%.cpp=$(OUT)/%) $(patsubst tools/%.cpp,$(OUT)/%,$(wildcard tools/*.cpp))  ## build every lesson and tool
 
 build-tests: $(OUT)/test_all $(MPI_PROGRAMS)
-build-bench: $(OUT)/bench
+build-bench: $(OUT)/bench $(OUT)/bench_zero
 
 run: info all    ## run every stage, then print one table
 	@scripts/run_all.sh $(OUT) "$(LESSONS)" "$(RANKS)" "$(HAVE_MPI)" $(ARGS)
@@ -142,8 +142,9 @@ $(STAGES:%=run-%): run-%: FORCE
 test: info build-tests $(if $(filter cpu,$(DEVICE)),all $(OUT)/notes_check)  ## build and run all tests; ends in "N passed, N failed"
 	@scripts/test.sh $(OUT) $(ARGS)
 
-bench: $(OUT)/bench $(MPI_PROGRAMS)  ## speed: one line a figure, bench<TAB>name<TAB>value<TAB>unit<TAB>goal
+bench: $(OUT)/bench $(OUT)/bench_zero $(MPI_PROGRAMS)  ## speed: one line a figure, bench<TAB>name<TAB>value<TAB>unit<TAB>goal
 	@OPENBLAS_NUM_THREADS=1 $(OUT)/bench $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 $(OUT)/bench_zero
 	$(if $(MPI_PROGRAMS),@mpiexec -n 4 $(OUT)/bench_all_reduce)
 
 estimate: $(OUT)/estimate  ## parameters, FLOPs, bytes and days of a model: ARGS="--model llama-2-7b", ARGS=--help
@@ -152,6 +153,21 @@ estimate: $(OUT)/estimate  ## parameters, FLOPs, bytes and days of a model: ARGS
 grid: $(OUT)/grid  ## which ranks form which group: ARGS="--tp 2 --pp 4 --dp 2 --nodes 8", ARGS=--help
 	@$(OUT)/grid $(ARGS)
 
+collectives: $(OUT)/collectives  ## what a collective sends and how long it takes: ARGS="--ranks 8 --bytes 200e6 --gbps 12.5 --us 100"
+	@$(OUT)/collectives $(ARGS)
+
+scaling: $(OUT)/scaling  ## the time to exchange gradients against the number of ranks: one server, n servers, a ring
+	@$(OUT)/scaling $(ARGS)
+
+hangs: $(OUT)/hangs  ## ways in which ranks get stuck, and how each is found: ARGS="--kind order", NP=3: as processes
+	@$(if $(NP),scripts/run_stage.sh $(OUT)/hangs "$(NP)" "$(HAVE_MPI)",$(OUT)/hangs) $(ARGS)
+
+deep-mlp: $(OUT)/deep_mlp  ## a cut MLP of 2, 4 and 8 layers: with the sums between pairs, and without
+	@$(OUT)/deep_mlp
+schedules: $(OUT)/schedules  ## the four pipeline schedules, drawn and timed: ARGS="--p 4 --m 8 --v 2", ARGS=--help
+	@$(OUT)/schedules $(ARGS)
+memory: $(OUT)/memory  ## bytes per rank of DDP, ZeRO-1, 2, 3, offload: ARGS="--params 7.5e9 --dp 64", ARGS=--help
+	@$(OUT)/memory $(ARGS)
 roofline: $(OUT)/roofline  ## FLOPs, bytes and arithmetic intensity of our kernels: ARGS="--bytes 4 --gemm 512"
 	@$(OUT)/roofline $(ARGS)
 
@@ -180,6 +196,8 @@ endif
 
 clean:           ## remove what was built
 	rm -rf build out
+
+include exercises/exercises.mk
 
 # ---- rules ---------------------------------------------------------------------------------------------------
 $(OUT)/%.o: %.cpp
@@ -211,7 +229,7 @@ $(OUT)/test_all: $(TESTS:%.cpp=$(OUT)/%.o) $(OUT)/libringtron.a
 $(patsubst tools/%.cpp,$(OUT)/%,$(wildcard tools/*.cpp)): $(OUT)/%: $(OUT)/tools/%.o $(OUT)/libringtron.a
 	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
 
-$(OUT)/bench $(OUT)/notes_check $(OUT)/mpi_nccl $(OUT)/bench_all_reduce: $(OUT)/%: $(OUT)/tests/%.o $(OUT)/libringtron.a
+$(OUT)/bench $(OUT)/bench_zero $(OUT)/notes_check $(OUT)/mpi_nccl $(OUT)/bench_all_reduce: $(OUT)/%: $(OUT)/tests/%.o $(OUT)/libringtron.a
 	@$(CXX) $^ -o $@ $(LDLIBS) $(EXTRA)
 
 # The one file that also includes NVIDIA's headers, to hold our declarations against them.

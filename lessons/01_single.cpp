@@ -4,19 +4,22 @@
 //                              block: x = x + attention(norm(x));  x = x + mlp(norm(x))
 //
 // A step of training is five lines: the batch, forward, backward, the norm for clipping, the update. When several
-// GPUs share the work, each of the five can be cut, and each cut has a name: data, tensor, pipeline, context
-// parallelism, ZeRO. They step in through one interface, Parallel (src/parallel.h); here all of it does nothing.
+// GPUs share the work, they cut the batch (data parallelism), the matrices (tensor), the list of blocks (pipeline), the
+// sequence (context), or the state of the update (ZeRO). They step in through one interface, Parallel (src/parallel.h); here all of it does nothing.
 //
-// What it costs on one GPU, in fp32 (notes/transformer.md derives each):
+// What it costs on one GPU, in fp32 (notes/transformer.md derives each). Symbols: Psi parameters, L blocks, D width, H
+// heads, A = D query features, K key features, F width of the MLP, V vocabulary, T tokens of a sample, N of a micro-batch.
 //   parameters 4 Psi bytes, gradients 4 Psi, AdamW's two moments 8 Psi: 16 bytes per parameter;
-//   activations that wait for backward, for N tokens: L blocks of 4 N (4D + 2A + 2K + 3F + H T) + 8 N bytes;
+//   activations that wait for backward, for N tokens: L blocks of 4 N (4D + 2A + 2K + 3F + H T) + 8 N bytes,
+//   and 4 N (3D + V) + 4 N for the head;
 //   6 FLOPs per weight and token, and 6 L D T per token for causal attention.
 #include "../src/formulas.h"
 #include "../src/lesson.h"
 
 static Options defaults(Options o) {
-  o.steps = 300;
+  o.steps = 200;
   o.batch = 16;
+  o.lr = 3e-3f;  // the other lessons take a third: rounding differences between layouts grow with it
   o.sample = 200;
   o.log_every = 25;
   return o;

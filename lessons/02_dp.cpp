@@ -30,50 +30,51 @@ struct ParameterServer : DataParallel {
     return {flat.data + s * share, {share}};
   }
 
-  // Push: each worker's gradients go to the server of their part, which adds them in rank order.
+  // Push: in round j rank r sends to server r+j, and takes from rank r-j if it serves. So no two ranks ever wait for the
+  // same port, if there are several servers; and a server adds in a fixed order, so the sums are the same bits every time.
   void finish_gradients(Transformer& model) override {
-    for (Unit& unit : model.params().units())
-      for (int server = 0; server < servers; ++server) {
-        Tensor mine = part(unit.gradients, server, servers);
-        if (dp.rank() != server) {
-          dp.send(mine, server);
-          continue;
+    const int n = dp.size(), r = dp.rank();
+    for (Unit& unit : model.params().units()) {
+      Buffer theirs;
+      if (serves()) theirs = dp.device().allocate<real>(Memory::communication, {unit.gradients.numel() / servers});
+      for (int j = 1; j < n; ++j) {
+        const int to = (r + j) % n, from = (r + n - j) % n;
+        {
+          Group::Together together(dp, "push");
+          if (to < servers) dp.send(part(unit.gradients, to, servers), to);
+          if (serves()) dp.receive<real>(theirs, from);
         }
-        Buffer theirs = dp.device().allocate<real>(Memory::communication, {mine.numel()});
-        for (int worker = 0; worker < dp.size(); ++worker) {
-          if (worker == server) continue;
-          dp.receive<real>(theirs, worker);
-          add(mine.data, mine.data, theirs.data, mine.numel(), dp.device().stream());
-        }
+        if (!serves()) continue;
+        Tensor mine = part(unit.gradients, r, servers);
+        add(mine.data, mine.data, theirs.data, mine.numel(), dp.device().stream());
       }
+    }
   }
 
-  // Update, then pull: everybody gets the new parameters from their server.
+  // Update, then pull: everybody gets the new parameters from their servers, in the same rounds.
   void update(AdamW& adamw, float lr, float gradient_scale) override {
+    const int n = dp.size(), r = dp.rank();
     adamw.step(lr, gradient_scale);
     for (Unit& unit : adamw.model().params().units())
-      for (int server = 0; server < servers; ++server) {
-        Tensor weights = part(unit.weights, server, servers);
-        if (dp.rank() != server) {
-          dp.receive(weights, server);
-          continue;
-        }
-        for (int worker = 0; worker < dp.size(); ++worker)
-          if (worker != server) dp.send(weights, worker);
+      for (int j = 1; j < n; ++j) {
+        const int to = (r + j) % n, from = (r + n - j) % n;
+        Group::Together together(dp, "pull");
+        if (serves()) dp.send(part(unit.weights, r, servers), to);
+        if (from < servers) dp.receive(part(unit.weights, from, servers), from);
       }
   }
 
   int servers;
 };
 
-static Options defaults(Options o) {
+[[maybe_unused]] static Options dp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["servers"] = {1, "ranks that are parameter servers, each of a part of every unit"};
   return o;
 }
 
-LESSON(dp, "data parallelism with a parameter server", defaults({})) {
+LESSON(dp, "data parallelism with a parameter server", dp_defaults({})) {
   Group& all = lesson.world().all();
   ParameterServer server(all, int(lesson.option("servers")));
   Transformer model(lesson.config(), server, lesson.device(), lesson.seed());

@@ -27,7 +27,7 @@ void ring_all_reduce(Group& group, Tensor x) {
   Buffer arrived = device.allocate<real>(Memory::communication, {chunk(x, 0, n).numel()});  // chunk 0 is a largest one
 
   auto exchange = [&](Tensor out, Tensor in) {  // to the next, from the previous, together: else all would wait
-    Group::Together together;
+    Group::Together together(group, "exchange");
     if (out.numel()) group.send(out, next);
     if (in.numel()) group.receive(in, previous);
   };
@@ -70,8 +70,8 @@ static bool compare_all_reduces(Lesson& lesson, int64_t largest) {
   const int64_t n = all.size();
   lesson.print("all-reduce of X bytes on %d ranks%s; algbw = X / time, busbw = algbw x 2 (n-1)/n\n", all.size(),
                lesson.link_text().c_str());
-  lesson.print("  %9s  %28s  %28s  %10s\n", "X", "ring of this file", "library (NCCL's call)", "root");
-  lesson.print("  %9s  %9s %9s %8s  %9s %9s %8s  %10s\n", "bytes", "ms", "algbw", "busbw", "ms", "algbw", "busbw", "ms");
+  lesson.print("  %9s  %28s  %28s  %10s\n", "X", "ring: time, algbw, busbw", "library: the same", "root: time");
+  lesson.print("  %9s  %9s %9s %8s  %9s %9s %8s  %10s\n", "bytes", "ms", "GB/s", "GB/s", "ms", "GB/s", "GB/s", "ms");
   bool right = true;
   std::vector<double> sizes, times;
   for (int64_t bytes = 1024; bytes <= largest; bytes *= 4) {
@@ -117,14 +117,14 @@ static bool compare_all_reduces(Lesson& lesson, int64_t largest) {
   return right;
 }
 
-static Options defaults(Options o) {
+[[maybe_unused]] static Options ring_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["largest"] = {1 << 26, "largest message of the comparison, bytes; 0: no comparison"};
   return o;
 }
 
-LESSON(ring, "all-reduce by hand: the ring, from send and receive only", defaults({})) {
+LESSON(ring, "all-reduce by hand: the ring, from send and receive only", ring_defaults({})) {
   Group& all = lesson.world().all();
   RingDataParallel ring(all);
   Transformer model(lesson.config(), ring, lesson.device(), lesson.seed());

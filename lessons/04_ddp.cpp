@@ -1,7 +1,8 @@
 // 04_ddp.cpp - DDP: gradients are all-reduced in buckets, while backward still computes the next ones.
 //
 //   compute:  F F F F | B head | B block 4 | B block 3 | B block 2 | B block 1 | B embedding | wait | update
-//   comm:                      |  all-reduce bucket 1  |   bucket 2   |  bucket 3   | bucket 4 |
+//   comm:                                  | bucket 1  | bucket 2  | bucket 3  | bucket 4    | bucket 5
+//                                            (head and block 4)
 //
 // Backward finishes the last unit first, so buckets are filled from the end of the model. Each has two events:
 //   ready: recorded on the compute stream when its gradients are complete; the communication stream waits for it;
@@ -9,7 +10,11 @@
 // With several micro-batches only the last one triggers (no_sync in PyTorch): one reduction a step, not m.
 // Sent per rank: 2 Psi (n-1)/n, as without overlap. Exposed communication = step time - time of the same step without
 // communication.                                                                                  notes/ddp.md
+#include <chrono>
+#include <thread>
+
 #include "../src/data_parallel.h"
+#include "../src/formulas.h"
 #include "../src/lesson.h"
 
 struct Ddp : DataParallel {
@@ -30,6 +35,11 @@ struct Ddp : DataParallel {
 
   // Called after the backward of every unit; `last`: of the last micro-batch, so this unit's gradients are complete.
   void close(Unit& unit, bool backward, bool last) override {
+    if (backward && unit_seconds > 0) {  // --unit-ms
+      dp.device().synchronize();
+      std::this_thread::sleep_for(std::chrono::duration<double>(unit_began + unit_seconds - seconds()));
+    }
+    unit_began = seconds();
     if (!backward || !last || mode == Mode::none) return;
     filling.push_back(&unit);
     filling_bytes += unit.gradients.bytes();
@@ -80,6 +90,7 @@ struct Ddp : DataParallel {
   std::vector<Bucket> buckets;
   size_t used = 0;               // buckets launched in this step
   Mode mode = Mode::overlap;
+  double unit_seconds = 0, unit_began = 0;  // a pace for backward, so that overlap can be seen on a busy machine
   cudaStream_t comm = nullptr;
 };
 
@@ -109,26 +120,40 @@ static void show_exposed(Lesson& lesson, Transformer& model, Ddp& ddp) {
       times[i].push_back(timed_step(lesson, model, ddp, round));
     }
   for (auto& t : times) std::sort(t.begin(), t.end());
-  const double compute = times[0][2], after = times[1][2], overlap = times[2][2];
-  lesson.print("exposed communication, medians of 5 steps%s\n", lesson.link_text().c_str());
+  const double compute = times[0][0], after = times[1][0], overlap = times[2][0];
+  lesson.print("exposed communication, the shortest of 5 steps%s\n", lesson.link_text().c_str());
   lesson.print("  computing alone      %8.1f ms\n", 1e3 * compute);
   lesson.print("  reduce after backward%8.1f ms, exposed %7.1f ms\n", 1e3 * after, 1e3 * (after - compute));
   lesson.print("  overlapped           %8.1f ms, exposed %7.1f ms\n", 1e3 * overlap, 1e3 * (overlap - compute));
+  const WorldOptions& link = lesson.options().world;
+  if (ddp.unit_seconds == 0 || link.link_gbps == 0) return;
+  std::vector<double> ready, drain;  // what a queue of these buckets predicts, if computing takes just the pace
+  double units = 0, all = 0;
+  for (const Ddp::Bucket& bucket : ddp.buckets) {
+    ready.push_back((units += double(bucket.units.size())) * ddp.unit_seconds);
+    drain.push_back(ring_all_reduce_seconds(double(bucket.data.bytes()), ddp.dp.size(), 1e-6 * link.link_us,
+                                            1e9 * link.link_gbps));
+    all += drain.back();
+  }
+  lesson.print("  by formula           exposed %.1f milliseconds after backward, %.1f overlapped\n", 1e3 * all,
+               1e3 * (last_reduced(ready, drain) - ready.back()));
 }
 
-static Options defaults(Options o) {
+[[maybe_unused]] static Options ddp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.model.layers = 4;
   o.extra["bucket-kb"] = {512, "size at which a bucket is full, kilobytes (PyTorch: 25 MB)"};
+  o.extra["unit-ms"] = {0, "ms that the backward of a unit takes at least, to see overlap on a busy machine; 0: off"};
   o.extra["overlap"] = {1, "1: reduce while backward computes; 0: after it"};
   return o;
 }
 
-LESSON(ddp, "DDP: all-reduce in buckets, while backward still computes", defaults({})) {
+LESSON(ddp, "DDP: all-reduce in buckets, while backward still computes", ddp_defaults({})) {
   Group& all = lesson.world().all();
   Ddp ddp(all, int64_t(lesson.option("bucket-kb") * 1000));
   ddp.mode = lesson.option("overlap") ? Ddp::Mode::overlap : Ddp::Mode::after_backward;
+  ddp.unit_seconds = 1e-3 * lesson.option("unit-ms");
   Transformer model(lesson.config(), ddp, lesson.device(), lesson.seed());
   AdamW adamw(model, lesson.options());
   lesson.start(adamw);

@@ -61,8 +61,8 @@ if command -v compute-sanitizer >/dev/null || [ -x "${CUDA_HOME:-/usr/local/cuda
 else
   skip compute-sanitizer "not installed"
 fi
-row bench-fp32 60 "$fp32/bench" gpu
-row bench-bf16 60 "$bf16/bench" gpu
+row bench-fp32 60 "$fp32/bench" single/gpu
+row bench-bf16 60 "$bf16/bench" single/gpu
 
 echo
 echo "gpu-check, $((SECONDS - started)) s in all"

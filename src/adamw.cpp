@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "../kernels/kernels.h"
+#include "host.h"
 
 void Parallel::update(AdamW& adamw, float lr, float gradient_scale) { adamw.step(lr, gradient_scale); }
 
@@ -12,18 +13,19 @@ namespace {
 constexpr bool kHasMaster = !std::is_same_v<real, float>;
 }
 
-AdamW::AdamW(Transformer& model, const Options& options) : model_(model), options_(options) {
+AdamW::AdamW(Transformer& model, const Options& options)
+    : model_(model), options_(options),
+      on_host_(model.parallel().storage(Memory::optimizer) == Storage::shard_on_host) {
   Device& device = model.device();
-  const Shard shard = model.parallel().shard();
+  const Memory where = on_host_ ? Memory::host : Memory::optimizer;
   for (const Unit& unit : model.params().units()) {
-    const int64_t share = unit.padded / shard.count;
-    const int64_t begin = std::min(unit.size, shard.index * share), end = std::min(unit.size, begin + share);
-    const int64_t n = end - begin;
-    State state{unit.index, begin, end, device.allocate<float>(Memory::optimizer, {n}),
-                device.allocate<float>(Memory::optimizer, {n}), {}};
-    if (kHasMaster) state.master = device.allocate<float>(Memory::optimizer, {n});
-    fill(state.m.data, 0.f, n, device.stream());
-    fill(state.v.data, 0.f, n, device.stream());
+    const int64_t begin = std::min(unit.size, unit.begin()), end = std::min(unit.size, unit.end()), n = end - begin;
+    State state{unit.index, begin, end, device.allocate<float>(where, {n}), device.allocate<float>(where, {n}), {}};
+    if (kHasMaster) state.master = device.allocate<float>(where, {n});
+    for (FloatBuffer* zero : {&state.m, &state.v}) {
+      if (on_host_) std::fill_n(zero->data, n, 0.f);
+      else fill(zero->data, 0.f, n, device.stream());
+    }
     states_.push_back(std::move(state));
   }
   refresh_masters();
@@ -32,11 +34,17 @@ AdamW::AdamW(Transformer& model, const Options& options) : model_(model), option
 void AdamW::refresh_masters() {
   if (!kHasMaster) return;
   for (State& s : states_) {
-    std::vector<real> stored(s.end - s.begin);
+    const Tensor mine = model_.params().unit(s.unit).my_weights();
+    const int64_t n = s.end - s.begin;
+    if (on_host_) {
+      std::copy_n(mine.data, n, s.master.data);
+      continue;
+    }
+    std::vector<real> stored(n);
     Device& device = model_.device();
-    device.download(stored.data(), model_.params().unit(s.unit).weights.data + s.begin, int64_t(stored.size()));
+    device.download(stored.data(), mine.data, n);
     const std::vector<float> values(stored.begin(), stored.end());
-    device.upload(s.master.data, values.data(), int64_t(values.size()));
+    device.upload(s.master.data, values.data(), n);
   }
 }
 
@@ -57,9 +65,10 @@ void AdamW::update_unit(Unit& unit, float lr, float gradient_scale) {
     if (to <= from) continue;
     step.decay = p.decays() ? options_.weight_decay : 0;
     const int64_t at = from - state->begin;
-    real* w = unit.weights.data + from;
+    real* w = unit.my_weights().data + at;
+    const real* g = unit.my_gradients().data + at;
     float* w32 = kHasMaster ? state->master.data + at : reinterpret_cast<float*>(w);  // in fp32, w itself
-    adamw(w, w32, state->m.data + at, state->v.data + at, unit.gradients.data + from, to - from, step,
-          model_.device().stream());
+    if (on_host_) host_adamw(w, w32, state->m.data + at, state->v.data + at, g, to - from, step);
+    else adamw(w, w32, state->m.data + at, state->v.data + at, g, to - from, step, model_.device().stream());
   }
 }

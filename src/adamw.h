@@ -22,7 +22,7 @@ class AdamW {
   struct State {
     int unit;
     int64_t begin, end;
-    FloatBuffer m, v;      // (end - begin)
+    FloatBuffer m, v;      // (end - begin), in host memory if that is where the update is
     FloatBuffer master;    // fp32 weights, if the model's are bf16; else empty
   };
   std::vector<State>& states() { return states_; }
@@ -38,5 +38,6 @@ class AdamW {
   Transformer& model_;
   const Options& options_;
   std::vector<State> states_;
+  bool on_host_;             // where Parallel::storage puts the state, and so the update
   int64_t steps_ = 0;
 };

@@ -91,6 +91,7 @@ void Options::validate() const {
                        (long long)steps));
   if (world.threads < 1 || world.threads > 255)
     throw Error(format("--threads is %d; choose 1 to 255 ranks", world.threads));
+  if (!(pace >= 0 && pace <= 100)) throw Error(format("--pace is %g; it must be from 0 (off) to 100 ms", pace));
   if (!(world.timeout > 0)) throw Error(format("--timeout is %g; it must be above 0 seconds", world.timeout));
   if (world.streams != "eager" && world.streams != "lazy" && world.streams != "ahead")
     throw Error(format("--streams is %s; choose eager, lazy or ahead", world.streams.c_str()));
@@ -140,6 +141,9 @@ Options parse_options(int argc, char** argv, const std::string& title, Options o
   app.add_option("--threads", o.world.threads, "ranks as threads of one process, unless mpiexec starts them")
       ->group("Ranks");
   app.add_option("--timeout", o.world.timeout, "seconds a rank may wait without a byte moving")->group("Ranks");
+  app.add_option("--pace", o.pace,
+                 "ms that each forward takes at least, a backward twice that, each of its halves as much; 0: off")
+      ->group("Ranks");
   std::string link;
   app.add_option("--link", link, "simulated link, GB/s,us: bandwidth of each rank's two ports, latency of a message")
       ->group("Ranks");

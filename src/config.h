@@ -1,6 +1,7 @@
 // config.h - what the model is, how it is trained, and the checks that both make sense.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -53,19 +54,22 @@ struct Options {
   int64_t stop_after = 0;      // the run ends here, as a part of that schedule; 0: at its end
   int batch = 16;              // samples of the global batch
   int micro_batches = 1;       // parts that each rank's share is cut into
-  float lr = 3e-3f;            // peak learning rate
+  float lr = 1e-3f;            // peak learning rate
   int64_t warmup = 10;         // steps of linear warm-up; then a cosine down to lr / 10 at the last step
   float weight_decay = 0.1f;   // not on norms
   float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f;
   float clip = 1;              // largest global gradient norm; 0: no clipping
   uint64_t seed = 1;
   int sample = 0;              // tokens to generate at the end
+  double pace = 0;             // ms that a forward takes at least, backward twice that; 0: as fast as it goes
   int64_t log_every = 10;
   bool proof = true;
   std::string trace;           // file; empty: none
   WorldOptions world;
   std::map<std::string, Extra> extra;  // by name, without the dashes
   std::set<std::string> given;  // the options on the command line, such as "--dim"
+  // Of a lesson: throws Error if its options do not fit the number of ranks, before the ranks start. May be empty.
+  std::function<void(const Options&, int ranks)> check;
 
   // The learning rate of a step, counted from 0: a pure function, so a resumed run continues exactly.
   float learning_rate(int64_t step) const;

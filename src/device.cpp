@@ -3,13 +3,15 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../kernels/kernels.h"
+
 #ifndef RINGTRON_CUDA
 #include "sim/sim.h"
 #endif
 
 const char* memory_name(Memory kind) {
   static const char* const names[kMemoryKinds] = {"parameters", "gradients",     "optimizer", "activations",
-                                                  "workspace",  "communication", "data"};
+                                                  "workspace",  "communication", "data",      "host"};
   return names[int(kind)];
 }
 
@@ -51,6 +53,8 @@ Device::~Device() {
   cudaStreamSynchronize(stream_);
   for (auto& [bytes, blocks] : free_)
     for (void* block : blocks) cudaFree(block);
+  for (auto& [bytes, blocks] : free_host_)
+    for (void* block : blocks) cudaFreeHost(block);
   cublasDestroy(blas_);
   if (stream_) cudaStreamDestroy(stream_);
 }
@@ -68,11 +72,16 @@ void Device::synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 void* Device::take(Memory kind, int64_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return data;
-  std::vector<void*>& blocks = free_[bytes];
+  const bool on_host = kind == Memory::host;
+  std::vector<void*>& blocks = (on_host ? free_host_ : free_)[bytes];
   if (!blocks.empty()) {
     data = blocks.back();
     blocks.pop_back();
-  } else if (cudaMalloc(&data, bytes) != cudaSuccess) {
+  } else if (on_host && cudaMallocHost(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    throw Error(format("out of page-locked host memory: %lld bytes wanted, with %.1f MB in use; use a smaller model",
+                       (long long)bytes, current(Memory::host) / 1e6));
+  } else if (!on_host && cudaMalloc(&data, bytes) != cudaSuccess) {
     cudaGetLastError();
     throw Error(format("out of GPU memory: %lld bytes of %s wanted, with %.1f MB of parameters, %.1f MB of "
                        "activations in use; use a smaller --batch, or more --micro-batches",
@@ -91,13 +100,19 @@ void* Device::take(Memory kind, int64_t bytes) {
 void Device::give_back(Memory kind, void* data, int64_t bytes) {
   if (bytes == 0) return;
   current_[int(kind)] -= bytes;
-  free_[bytes].push_back(data);
+  (kind == Memory::host ? free_host_ : free_)[bytes].push_back(data);
 }
 
 void Device::copy(void* to, const void* from, int64_t bytes, bool to_device) {
   if (bytes == 0) return;
   CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream_));
   synchronize();
+}
+
+void Device::copy_linked(void* to, const void* from, int64_t bytes, bool to_device, cudaStream_t stream) {
+  if (bytes == 0) return;
+  CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
+  (to_device ? sent_from_host : sent_to_host) += bytes;
 }
 
 void Device::matmul(real* c, int64_t c_stride, int64_t c_distance, Matrix a, Matrix b, int m, int n, int k,
@@ -120,6 +135,10 @@ void Device::linear(Tensor y, Tensor x, Tensor w) {
 }
 
 void Device::linear_backward_input(Tensor dx, Tensor dy, Tensor w, float beta) {
+  if (w[0] == 0) {  // a rank without columns of the vocabulary adds nothing
+    if (beta == 0) fill(dx.data, 0.f, dx.numel(), stream_);
+    return;
+  }
   matmul(dx.data, w[1], 0, {dy.data, w[0]}, {w.data, w[1]}, int(dy[0]), int(w[1]), int(w[0]), 1, beta);
 }
 

@@ -14,8 +14,9 @@
 #include "trace.h"
 
 // What a buffer is for. The ledger keeps current and peak bytes of each kind.
-enum class Memory { parameters, gradients, optimizer, activations, workspace, communication, data };
-constexpr int kMemoryKinds = 7;
+// `host` is the other side of the link: page-locked memory of the host, where offloaded state lives.
+enum class Memory { parameters, gradients, optimizer, activations, workspace, communication, data, host };
+constexpr int kMemoryKinds = 8;
 const char* memory_name(Memory kind);
 
 // Throws Error with the call, the CUDA or cuBLAS message and, in the simulator, what exactly was wrong.
@@ -53,6 +54,15 @@ class Device {
   template <class T> void upload(T* to, const T* from, int64_t count) { copy(to, from, count * sizeof(T), true); }
   template <class T> void download(T* to, const T* from, int64_t count) { copy(to, from, count * sizeof(T), false); }
 
+  // ---- the host link: copies to and from pinned memory (Memory::host), in the order of `stream`, counted ----
+  template <class T> void to_host(T* to, const T* from, int64_t count, cudaStream_t stream) {
+    copy_linked(to, from, count * sizeof(T), false, stream);
+  }
+  template <class T> void from_host(T* to, const T* from, int64_t count, cudaStream_t stream) {
+    copy_linked(to, from, count * sizeof(T), true, stream);
+  }
+  int64_t sent_to_host = 0, sent_from_host = 0;  // bytes of these copies
+
   // ---- matrix products ----
   // Row-major C (m, n) = alpha * A (m, k) * B (k, n) + beta * C, for `batch` matrices at fixed distances.
   // A transposed operand is stored (k, m) or (n, k); `stride` is the distance between two rows in memory.
@@ -79,13 +89,14 @@ class Device {
   template <class T> friend class BufferOf;
   void* take(Memory kind, int64_t bytes);
   void give_back(Memory kind, void* data, int64_t bytes);
+  void copy_linked(void* to, const void* from, int64_t bytes, bool to_device, cudaStream_t stream);
   void copy(void* to, const void* from, int64_t bytes, bool to_device);
 
   int index_;
   cudaStream_t stream_ = nullptr;
   cublasHandle_t blas_ = nullptr;
   std::array<int64_t, kMemoryKinds> current_{}, peak_{};
-  std::map<int64_t, std::vector<void*>> free_;  // by size in bytes
+  std::map<int64_t, std::vector<void*>> free_, free_host_;  // by size in bytes
 };
 
 // Device memory that is released with its owner.

@@ -11,6 +11,11 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The layout can't be. Every rank finds this by itself, before any work, so it is said once and all ranks end.
+struct LayoutError : Error {
+  using Error::Error;
+};
+
 // printf into a string of any length. The attribute lets the compiler check the arguments against `fmt`.
 __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt, ...) {
   std::va_list args, again;

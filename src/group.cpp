@@ -54,7 +54,7 @@ template <class Call>
 void Group::run(const char* name, int64_t bytes, cudaStream_t stream, Call call) {
   Trace& trace = device_.trace;
   const bool own = on(stream) != device_.stream();
-  Trace::Scope scope(&trace, on(stream), own ? "communication" : "compute", "communication", name,
+  Trace::Scope scope(together_ ? nullptr : &trace, on(stream), own ? "communication" : "compute", "communication", name,
                      trace.on() ? format("%lld bytes in %s", (long long)bytes, name_.c_str()) : "");
   check_nccl(call(on(stream)), name);
 }
@@ -124,7 +124,13 @@ void Group::receive(TensorOf<T> x, int peer, cudaStream_t stream) {
 }
 
 Group::Together::Together() { NCCL_CHECK(ncclGroupStart()); }
+Group::Together::Together(Group& group, const char* name) : Together() {
+  span.emplace(&group.device_.trace, group.device_.stream(), "compute", "communication", name, "in " + group.name_);
+  this->group = &group;
+  group.together_ = true;
+}
 Group::Together::~Together() noexcept(false) {
+  if (group) group->together_ = false;
   const ncclResult_t status = ncclGroupEnd();
   if (std::uncaught_exceptions() == 0) NCCL_CHECK(status);
 }

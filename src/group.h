@@ -5,6 +5,7 @@
 // transport, by group and operation.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "device.h"
@@ -41,11 +42,15 @@ class Group {
   template <class T> void send(TensorOf<T> x, int peer, cudaStream_t stream = nullptr);
   template <class T> void receive(TensorOf<T> x, int peer, cudaStream_t stream = nullptr);
 
-  // Calls between start and end begin together: a send and a receive that wait for each other need this.
+  // Calls between start and end begin together: a send and a receive that wait for each other need this. They run when
+  // it ends; given a group and a name, that is one span of the timeline, on the compute stream.
   struct Together {
     Together();
+    Together(Group& group, const char* name);
     ~Together() noexcept(false);
     Together(const Together&) = delete;
+    std::optional<Trace::Scope> span;
+    Group* group = nullptr;
   };
 
   // The ranks that give the same color, ordered by key, as a group of their own. All ranks of this group call it.
@@ -59,4 +64,5 @@ class Group {
   std::string name_;
   Device& device_;
   int rank_ = 0, size_ = 1;
+  bool together_ = false;  // inside a Together with a name: its calls are no spans of their own
 };

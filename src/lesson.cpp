@@ -24,23 +24,6 @@ double core_seconds() {
   return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
-double measure_matmul_peak(Device& device, int size, double (*clock)()) {
-  Buffer a = device.allocate<real>(Memory::workspace, {size, size});
-  Buffer b = device.allocate<real>(Memory::workspace, {size, size});
-  Buffer c = device.allocate<real>(Memory::workspace, {size, size});
-  const std::vector<real> ones(a.numel(), real(1.f));
-  device.upload(a.data, ones.data(), a.numel());
-  device.upload(b.data, ones.data(), b.numel());
-  double best = 0;
-  for (int i = 0; i < 6; ++i) {  // the first warms up
-    const double start = clock();
-    device.linear(c, a, b);
-    device.synchronize();
-    if (i > 0) best = std::max(best, 2.0 * size * size * size / (clock() - start));
-  }
-  return best;
-}
-
 namespace {
 
 constexpr int kTracedSteps = 3;  // of --trace: enough to see a pattern, short enough to look at
@@ -61,6 +44,23 @@ std::string short_number(double value) {
 
 }  // namespace
 
+double measure_matmul_peak(Device& device, int size, double (*clock)()) {
+  Buffer a = device.allocate<real>(Memory::workspace, {size, size});
+  Buffer b = device.allocate<real>(Memory::workspace, {size, size});
+  Buffer c = device.allocate<real>(Memory::workspace, {size, size});
+  const std::vector<real> ones(a.numel(), real(1.f));
+  device.upload(a.data, ones.data(), a.numel());
+  device.upload(b.data, ones.data(), b.numel());
+  std::vector<double> rates;
+  for (int i = 0; i < 6; ++i) {  // the first warms up
+    const double start = clock();
+    device.linear(c, a, b);
+    device.synchronize();
+    if (i > 0) rates.push_back(2.0 * size * size * size / (clock() - start));
+  }
+  return median(rates);  // not the best: what disturbs a training step on a shared machine disturbs this as well
+}
+
 Lesson::Lesson(const std::string& name, const Options& options, const Corpus& corpus, Device& device, World& world)
     : name_(name), options_(options), corpus_(corpus), device_(device), world_(world) {}
 
@@ -75,11 +75,24 @@ void Lesson::print(const char* text, ...) const {
 
 std::string Lesson::link_text() const {
   const WorldOptions& w = options_.world;
-  return w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "";
+  return (w.linked() ? format(" over a simulated link of %g GB/s and %g us", w.link_gbps, w.link_us) : "") +
+         (options_.pace > 0 ? format(", each forward paced to %g ms", options_.pace) : "");
 }
 
 void Lesson::start(AdamW& adamw) {
   const ModelConfig& c = config();
+  Transformer& model = adamw.model();
+  if (!holds_all_units(model)) {  // found before training, not after it
+    const std::pair<const char*, bool> whole[] = {
+        {"--save", !options_.save.empty()}, {"--sample", options_.sample > 0}, {"--logits", !options_.logits.empty()}};
+    for (auto [option, wanted] : whole)
+      if (wanted)
+        throw Error(format("%s needs a rank that holds the whole model, and here each stage holds some of its layers; "
+                           "leave it out", option));
+  }
+  int chunks = 1;  // a chunk of a stage takes its share of the stage's time
+  for (int unit = 0; unit < c.units(); ++unit) chunks = std::max(chunks, model.parallel().stage(unit) + 1);
+  model.set_pace(1e-3 * options_.pace / chunks);
   if (!options_.load.empty()) {
     loaded_ = read_checkpoint(options_.load);
     first_step_ = restore(*loaded_, adamw);
@@ -94,8 +107,8 @@ void Lesson::start(AdamW& adamw) {
   print("%s: %s%s%s\n", name_.c_str(), device_.name().c_str(),
         world_.size() == 1 ? "" : format(", %d ranks as %s", world_.size(), under_mpiexec() ? "processes" : "threads").c_str(),
         link_text().c_str());
-  print("  model   %s parameters: dim %d, %d layers, %d heads (%d kv), hidden %d, vocabulary %d, %s\n",
-        short_number(double(c.parameters())).c_str(), c.dim, c.layers, c.heads, c.kv_heads, c.hidden, c.vocab,
+  print("  model   %lld parameters: dim %d, %d layers, %d heads (%d kv), hidden %d, vocabulary %d, %s\n",
+        (long long)c.parameters(), c.dim, c.layers, c.heads, c.kv_heads, c.hidden, c.vocab,
         kPrecision);
   print("  data    %s: %zu tokens; entropy of a token %.3f nats, of one after another %.3f (bigram)\n",
         corpus_.name().c_str(), corpus_.tokens().size(), unigram_entropy(corpus_.tokens()),
@@ -105,8 +118,10 @@ void Lesson::start(AdamW& adamw) {
         (long long)options_.last_step());
   print("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n", short_number(peak_flops_).c_str(),
         short_number(c.flops_per_token()).c_str());
+  world_.sum(0);  // all ranks begin together; rank 0 was measuring
   if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
+  device_.sent_to_host = device_.sent_from_host = 0;
   world_.reset_traffic();
   logged_step_ = first_step_;
   started_ = logged_ = seconds();
@@ -128,7 +143,7 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   mine_.losses.push_back(loss);
   mine_.norms.push_back(norm);
   if (step == first_step_ && options_.proof) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), true));
+    const auto packed = world_.gather(pack(model.params(), true));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.gradients = std::move(all.tensors);
@@ -144,11 +159,15 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   const double flops = rate * config().flops_per_token();
   if (step != first_step_) rates_.push_back(rate);  // the first step also warms up
   const int left = int((now - started_) / double(done - first_step_) * double(options_.last_step() - done) + 0.5);
-  print("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of peak  %d:%02d left\n",
+  print("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of measured peak  %d:%02d left\n",
         (long long)done, (long long)options_.steps, loss, norm, learning_rate(step), short_number(rate).c_str(),
         short_number(flops).c_str(), 100 * flops / (peak_flops_ * world_.size()), left / 60, left % 60);
   logged_ = now;
   logged_step_ = done;
+}
+
+bool Lesson::holds_all_units(Transformer& model) const {
+  return int(model.params().units().size()) == config().units();
 }
 
 double Lesson::held_out_loss(Transformer& model) {
@@ -166,6 +185,7 @@ double Lesson::held_out_loss(Transformer& model) {
 void Lesson::finish(AdamW& adamw) {
   Transformer& model = adamw.model();
   trained_ = seconds() - started_;
+  device_.trace.stop();
   for (const Traffic& row : world_.traffic())  // nothing may travel that no formula spoke of
     if (row.sent && !traffic_expected_.count(row.group + " " + row.operation))
       costs_.push_back({"sent by " + row.operation + " in " + row.group, "nothing", row.sent, 0});
@@ -174,8 +194,9 @@ void Lesson::finish(AdamW& adamw) {
   double last = 0;
   const int window = int(std::min<size_t>(10, mine_.losses.size()));
   for (int i = 0; i < window; ++i) last += mine_.losses[mine_.losses.size() - 1 - i] / window;
-  if (options_.proof) {
-    const auto packed = world_.gather(pack(model.params(), model.parallel().shard(), false));
+  const bool used = options_.sample > 0 || !options_.logits.empty();  // by rank 0, on its own
+  if (options_.proof || (used && world_.size() > 1)) {
+    const auto packed = world_.gather(pack(model.params(), false));
     if (world_.rank() == 0) {
       Assembled all = assemble(config(), packed);
       mine_.end = std::move(all.tensors);
@@ -183,13 +204,23 @@ void Lesson::finish(AdamW& adamw) {
       assembly_.insert(assembly_.end(), {all.copies, all.missing});
     }
   }
-  const double held_out = held_out_loss(model);
-  print("  loss    %.3f over the last %d steps, %.3f on held-out text; bigram entropy %.3f\n", last, window, held_out,
+  // A pipeline's stages would have to evaluate together; their loss on held-out text is that of one rank.
+  const std::string held_out = holds_all_units(model) ? format(", %.3f on held-out text", held_out_loss(model)) : "";
+  print("  loss    %.3f over the last %d steps%s; bigram entropy %.3f\n", last, window, held_out.c_str(),
         bigram_entropy(corpus_.tokens()));
   if (!options_.trace.empty()) write_trace();
-  if (world_.rank() != 0) return;
-  if (!options_.logits.empty()) save_logits(model);
-  if (options_.sample > 0) sample(model);
+  if (world_.rank() != 0 || !used) return;
+  // Whatever the layout was in training, rank 0 now puts the ranks' pieces together and needs nobody else.
+  Parallel one_gpu;
+  std::optional<Transformer> whole;
+  if (world_.size() > 1) {
+    whole.emplace(config(), one_gpu, device_, seed());
+    for (Unit& unit : whole->params().units())
+      for (Param& p : unit.params) whole->params().set_weight(p, mine_.end.at(p.name));
+  }
+  Transformer& alone = whole ? *whole : model;
+  if (!options_.logits.empty()) save_logits(alone);
+  if (options_.sample > 0) sample(alone);
 }
 
 void Lesson::write_trace() {
@@ -201,6 +232,7 @@ void Lesson::write_trace() {
     SvgOptions svg;
     svg.title = format("%s, %d rank%s%s", name_.c_str(), world_.size(), world_.size() == 1 ? "" : "s",
                        link_text().c_str());
+    svg.width = 600 * kTracedSteps;  // room for labels
     write_svg(options_.trace, spans, svg);
   } else {
     write_chrome_trace(options_.trace, spans);
@@ -214,8 +246,6 @@ void Lesson::save_logits(Transformer& model) {
   const GlobalBatch batch = global_batch(corpus_.valid(T), hash_name("held out"), 0, options_.batch, T);
   const auto part = micro_batches(device_, batch, model.parallel().view(batch.samples, T), 1);
   const Buffer logits = model.logits(part[0]);
-  if (logits.numel() != int64_t(batch.samples) * T * V)
-    throw Error("--logits needs a rank that computes all of them; use it with 01_single");
   const std::vector<real> values = logits.to_host();
   const std::vector<float> floats(values.begin(), values.end());
   Safetensors file;
@@ -255,17 +285,37 @@ void Lesson::sample(Transformer& model) {
     else if (tokens[i] == '\n') shown += "\n          ";
     else shown += char(tokens[i]);
   }
-  std::printf("  sample  %s\n", shown.c_str());
+  print("  sample  %s\n", shown.c_str());
 }
 
 void Lesson::expect_peak(Memory kind, int64_t bytes, const std::string& formula) {
   costs_.push_back({format("peak %s", memory_name(kind)), formula, device_.peak(kind), bytes});
 }
 
+void Lesson::expect_stored(Memory kind, int64_t bytes, const std::string& formula) {
+  costs_.push_back({format("stored %s", memory_name(kind)), formula, device_.current(kind), bytes});
+}
+
 void Lesson::expect_state(int64_t parameters, int64_t gradients, int64_t optimizer) {
   expect_peak(Memory::parameters, parameters, "B Psi");
   expect_peak(Memory::gradients, gradients, "B Psi");
   expect_peak(Memory::optimizer, optimizer, sizeof(real) == 4 ? "8 per parameter updated here" : "12 per parameter updated here");
+}
+
+void Lesson::expect_activations(Transformer& model, const TensorCut& cut) {
+  const View view = model.parallel().view(options_.batch, config().seq);
+  const int64_t samples = view.last_sample - view.first_sample, T = int64_t(view.positions.size());
+  const int64_t most = (samples + options_.micro_batches - 1) / options_.micro_batches, B = sizeof(real);
+  expect_peak(Memory::activations, peak_activation_bytes(config(), most * T, B, cut),
+              cut.sequence ? "(L (B N (4D + 2A + 2K + 3F + H T) + 8 N) + B N 3D + 4 N) / t + B N V(rank)"
+                           : "L (B N (4D + (2A + 2K + 3F + H T) / t) + 8 N) + B N (3D + V(rank)) + 4 N");
+  expect_peak(Memory::workspace, peak_workspace_bytes(config(), int(most), int(T), samples * T, B, cut),
+              "the largest scratch of a block's backward");
+}
+
+void Lesson::expect_host_link(int64_t down, int64_t up, const std::string& formula) {
+  costs_.push_back({"copied to the host", formula, device_.sent_to_host, down});
+  costs_.push_back({"copied from the host", formula, device_.sent_from_host, up});
 }
 
 void Lesson::expect_activations(Transformer& model) {
@@ -401,7 +451,7 @@ static void check_file(const char* option, const std::string& name) {
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody body) {
   auto say = [&](const std::string& wrong) {
     std::fflush(stdout);
-    if (mpi_rank() == 0) std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());  // all processes found the same
+    std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());
     return 1;
   };
   try {
@@ -416,6 +466,7 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
     if (int64_t(ranks) > 1 && defaults.world.threads == 1)
       throw Error(format("this lesson is about one rank, and %d were asked for; start it without mpiexec and --threads",
                          ranks));
+    if (options.check) options.check(options, ranks);
     check_memory(options);
     check_file("--logits", options.logits);
     check_file("--trace", options.trace);
@@ -426,6 +477,8 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
         World world(device);
         Lesson lesson(name, options, corpus, device, world);
         return body(lesson);
+      } catch (const LayoutError& wrong) {
+        return rank == 0 ? say(wrong.what()) : 1;
       } catch (const std::bad_alloc&) {
         throw Error("out of memory; choose a smaller model, --seq, --batch or --steps");
       } catch (const std::exception& wrong) {
@@ -434,8 +487,8 @@ int run_lesson(int argc, char** argv, const char* name, const char* title, Optio
       }
     });
   } catch (const std::bad_alloc&) {
-    return say("out of memory; choose a smaller model, --seq, --batch or --steps");
+    return cannot_run(argc, argv, name, "out of memory; choose a smaller model, --seq, --batch or --steps");
   } catch (const std::exception& wrong) {
-    return say(wrong.what());
+    return cannot_run(argc, argv, name, wrong.what());
   }
 }

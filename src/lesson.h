@@ -12,6 +12,8 @@
 #include "verify.h"
 #include "world.h"
 
+struct TensorCut;  // formulas.h
+
 class Lesson {
  public:
   Lesson(const std::string& name, const Options&, const Corpus&, Device&, World&);
@@ -22,7 +24,8 @@ class Lesson {
   World& world() { return world_; }
   uint64_t seed() const { return options_.seed; }
   double option(const std::string& name) const { return options_.extra.at(name).value; }  // one of this lesson's own
-  std::string link_text() const;   // " over a simulated link of ..", or nothing: goes into every output that used it
+  // " over a simulated link of ..", "paced to ..", or nothing: goes into every output that used it
+  std::string link_text() const;
   void print(const char* text, ...) const __attribute__((format(printf, 2, 3)));  // by rank 0
 
   // ---- the loop ----
@@ -38,8 +41,11 @@ class Lesson {
 
   // ---- what training should have cost this rank: formula against what was counted. Call after the loop ----
   void expect_peak(Memory kind, int64_t bytes, const std::string& formula);
+  void expect_stored(Memory kind, int64_t bytes, const std::string& formula);  // between steps, so now
   void expect_state(int64_t parameters, int64_t gradients, int64_t optimizer);  // peaks of the three, bytes
+  void expect_host_link(int64_t down, int64_t up, const std::string& formula);   // bytes to the host, and from it
   void expect_activations(Transformer&);   // of a rank that runs all layers on its samples
+  void expect_activations(Transformer&, const TensorCut&);  // the same, on one of t tensor-parallel ranks
   void expect_sent(const std::string& group, const std::string& operation, int64_t bytes, const std::string& formula);
   void expect_received(const std::string& group, const std::string& operation, int64_t bytes,
                        const std::string& formula);
@@ -56,6 +62,7 @@ class Lesson {
   };
   void expect_traffic(const std::string& what, const std::string& group, const std::string& operation,
                       int64_t Traffic::*field, int64_t expected, const std::string& formula);
+  bool holds_all_units(Transformer&) const;  // false on the stages of a pipeline
   double held_out_loss(Transformer&);
   void sample(Transformer&);
   void save_logits(Transformer&);
@@ -83,22 +90,27 @@ class Lesson {
 double seconds();
 // The same for the time this thread has really run: what other programs on the machine take does not count.
 double core_seconds();
-// FLOP/s of the best of several matrix products of `size`, by one of the clocks above.
+// FLOP/s of a matrix product of `size` (median of several), by one of the clocks above: the peak a model's FLOP/s are
+// held against.
 double measure_matmul_peak(Device&, int size = 1024, double (*clock)() = seconds);
 
 using LessonBody = int (*)(Lesson&);
 // What main() of a lesson does: options, data, checks, then the body. Returns the exit status.
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody);
 
-// LESSON(name, title, defaults) { body }   makes main(), unless another file includes this lesson.
-// `defaults` is a function from Options to Options.
-#ifdef LESSON_INCLUDED
-#define LESSON_MAIN(name, title, defaults)
-#else
-#define LESSON_MAIN(name, title, defaults) \
+// LESSON(name, title, defaults) { body }   makes main(), unless another file includes this lesson:
+//   #pragma push_macro("LESSON_INCLUDED")
+//   #define LESSON_INCLUDED
+//   #include "05_tp.cpp"
+//   #pragma pop_macro("LESSON_INCLUDED")
+// `defaults` is a function from Options to Options. LESSON_INCLUDED is looked at where LESSON stands, so that a lesson
+// that includes another still makes its own main(): the name that is joined to LESSON_MAIN_ vanishes if it is defined.
+#define LESSON_MAIN_(name, title, defaults)
+#define LESSON_MAIN_LESSON_INCLUDED(name, title, defaults) \
   int main(int argc, char** argv) { return run_lesson(argc, argv, #name, title, defaults, lesson_##name); }
-#endif
-#define LESSON(name, title, defaults)         \
-  static int lesson_##name(Lesson&);          \
-  LESSON_MAIN(name, title, defaults)          \
+#define LESSON_JOIN_(a, b) a##b
+#define LESSON_JOIN(a, b) LESSON_JOIN_(a, b)
+#define LESSON(name, title, defaults)                                       \
+  static int lesson_##name(Lesson&);                                        \
+  LESSON_JOIN(LESSON_MAIN_, LESSON_INCLUDED)(name, title, defaults)         \
   [[maybe_unused]] static int lesson_##name(Lesson& lesson)

@@ -1,7 +1,7 @@
 // parallel.h - the seams: every place where a parallel strategy may step into the training of a transformer.
 //
-// The defaults do nothing: that is one GPU. Each lesson overrides two to four of them, and 18_4d forwards each
-// one to the strategy that owns it. This list is the central idea of the project.
+// The defaults do nothing: that is one GPU. Each lesson overrides a few of them, and 18_4d (planned) will forward
+// each one to the strategy that owns it. This list is the central idea of the project.
 #pragma once
 #include <numeric>
 #include <vector>
@@ -19,16 +19,15 @@ struct View {
   std::vector<int> positions;     // of each of these samples, ascending
 };
 
-// One of `count` equal parts of a unit's flat storage.
-struct Shard {
-  int index = 0, count = 1;
-};
-
 // One entry of a schedule: what a rank does next.
 struct Op {
-  enum Kind { forward, backward, backward_input, backward_weight } kind;
+  // backward: both halves; or the input half, and the weight half later. send, receive: between stages.
+  enum Kind { forward, backward, backward_input, backward_weight, send, receive } kind;
   int micro_batch;
-  int chunk = 0;  // which of this rank's model chunks (interleaved pipelines have several)
+  int chunk = 0;          // which of this rank's model chunks (interleaved pipelines have several)
+  int peer = -1;          // of send and receive: the rank at the other end
+  bool gradient = false;  // of send and receive: a gradient goes up, otherwise an activation down
+  bool operator==(const Op&) const = default;
 };
 
 struct Parallel {
@@ -43,7 +42,11 @@ struct Parallel {
     return all;
   }
   virtual Shard shard() const { return {}; }                   // which part of each unit is updated here  zero
+  virtual Storage storage(Memory kind) const {                 // what is stored between uses: whole, or that part
+    return kind == Memory::optimizer ? Storage::shard : Storage::whole;                      // zero2, zero3, offload
+  }
   virtual bool counts(const Param&) const { return true; }     // true on one of the ranks that hold equal copies
+  virtual bool counts_loss() const { return true; }            // true on one of the ranks that see equal losses   tp
 
   // ---- the life of a unit's parameters and gradients ----
   virtual void open(Unit&, bool /*backward*/) {}               // about to be used            zero2, zero3, offload

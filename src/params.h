@@ -4,6 +4,7 @@
 // unit. One description of a parameter drives its initial values, slicing, gathering, the gradient norm,
 // verification and checkpoints.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -44,12 +45,36 @@ struct Param {
   }
 };
 
+// One of `count` equal parts of a unit's flat storage.
+struct Shard {
+  int index = 0, count = 1;
+};
+
+// How a kind of training state is stored between its uses. A shard: only the part that this rank updates.
+enum class Storage { whole, shard, shard_on_host };
+
 struct Unit {
   int index = 0;
   std::vector<Param> params;
-  int64_t size = 0;         // elements of this rank's pieces
-  int64_t padded = 0;       // rounded up to a multiple of the shards it is cut into
-  Buffer weights, gradients;  // (padded) each
+  int64_t size = 0;           // elements of this rank's pieces
+  int64_t padded = 0;         // rounded up to a multiple of the shards it is cut into
+  Shard shard;                // which of them is updated here
+  Buffer weights, gradients;  // (padded) each; where only a shard is stored: empty, except while the unit is used
+  Buffer weight_shard, gradient_shard;  // (padded / shards) each, if the shard is stored apart
+
+  // The one owner function: this rank updates the elements [begin, end) of the flat storage. Reduction, gradient
+  // norm, optimizer, gathering and the proof all ask here.
+  int64_t share() const { return padded / shard.count; }
+  int64_t begin() const { return std::min(padded, shard.index * share()); }
+  int64_t end() const { return std::min(padded, begin() + share()); }
+  // Their weights and gradients, wherever they lie.
+  Tensor my_weights() const { return mine(weights, weight_shard); }
+  Tensor my_gradients() const { return mine(gradients, gradient_shard); }
+
+ private:
+  Tensor mine(const Buffer& whole, const Buffer& part) const {
+    return {part ? part.data : whole.data + begin(), {end() - begin()}};
+  }
 };
 
 class Params {
@@ -77,12 +102,21 @@ class Params {
   std::vector<float> weight_to_host(const Param&);
   std::vector<float> gradient_to_host(const Param&);
   void set_weight(Param&, const std::vector<float>& whole);
+  // The elements of the piece, from `first` on, that this rank stores (of a weight) or updates (of a gradient).
+  struct Part {
+    int64_t first;
+    std::vector<float> values;
+  };
+  Part stored_weight(const Param&);
+  Part updated_gradient(const Param&);
 
   const ModelConfig& config() const { return config_; }
   Device& device() { return device_; }
 
  private:
+  Part to_host(const Param&, Tensor stretch, int64_t begin, bool on_host = false);
   ModelConfig config_;
   Device& device_;
   std::vector<Unit> units_;
+  bool gradients_on_host_ = false;
 };

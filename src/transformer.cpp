@@ -1,9 +1,12 @@
 #include "transformer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "../kernels/kernels.h"
+#include "host.h"
 
 std::vector<MicroBatch> micro_batches(Device& device, const GlobalBatch& batch, const View& view, int count) {
   const int samples = view.last_sample - view.first_sample, T = int(view.positions.size());
@@ -309,7 +312,25 @@ std::string Transformer::span_name(const char* what, int unit) const {
 
 // ---- ranges of units ------------------------------------------------------------------------------------------
 
+namespace {
+struct Paced {  // sleeps the rest of the time that a piece of work shall take
+  Device& device;
+  double seconds;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  ~Paced() {
+    if (seconds <= 0) return;
+    (void)cudaStreamSynchronize(device.stream());  // an error shows again at the next call
+    std::this_thread::sleep_until(start + std::chrono::duration<double>(seconds));
+  }
+};
+}  // namespace
+
+int Transformer::stashed(int block) const {
+  return int(std::count_if(blocks_.begin(), blocks_.end(), [=](auto& state) { return state.first.first == block; }));
+}
+
 Buffer Transformer::forward(int first, int last, const MicroBatch& mb, Buffer x) {
+  Paced paced{device_, pace_};
   for (int unit = first; unit < last; ++unit) {
     Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("forward", unit));
     parallel_.open(params_.unit(unit), false);
@@ -337,6 +358,7 @@ Buffer Transformer::forward(int first, int last, const MicroBatch& mb, Buffer x)
 }
 
 Buffer Transformer::backward(int first, int last, const MicroBatch& mb, Buffer dx, Half half) {
+  Paced paced{device_, half == Half::both ? 2 * pace_ : pace_};
   const bool done = mb.last && half == Half::both;
   for (int unit = last - 1; unit >= first; --unit) {
     Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("backward", unit));
@@ -361,6 +383,7 @@ Buffer Transformer::backward(int first, int last, const MicroBatch& mb, Buffer d
 }
 
 void Transformer::backward_weights(int first, int last, const MicroBatch& mb) {
+  Paced paced{device_, pace_};
   for (int unit = last - 1; unit >= first; --unit) {
     Trace::Scope scope(&device_.trace, device_.stream(), "compute", "compute", span_name("weight", unit));
     auto& work = unit == 0                 ? embeddings_.at(mb.index).weight_half
@@ -379,13 +402,22 @@ void Transformer::forward(const MicroBatch& mb) { forward(0, config_.units(), mb
 void Transformer::backward(const MicroBatch& mb) { backward(0, config_.units(), mb, {}, Half::both); }
 
 Buffer Transformer::infer(const MicroBatch& mb, double* losses) {
-  Buffer x = embedding_forward(mb);
+  auto opened = [&](int unit, auto&& work) {
+    parallel_.open(params_.unit(unit), false);
+    work();
+    parallel_.close(params_.unit(unit), false, false);
+  };
+  Buffer x;
+  opened(0, [&] { x = embedding_forward(mb); });
   for (int unit = 1; unit <= config_.layers; ++unit) {
     BlockState state;
-    x = block_forward(unit, mb, std::move(x), state);
+    opened(unit, [&] { x = block_forward(unit, mb, std::move(x), state); });
   }
   HeadState state;
-  head_forward(mb, std::move(x), state);
+  opened(config_.head(), [&] {
+    if (config_.tied) opened(0, [&] { head_forward(mb, std::move(x), state); });
+    else head_forward(mb, std::move(x), state);
+  });
   if (losses) {
     cross_entropy(mb, state);
     *losses = loss();
@@ -414,7 +446,7 @@ double add_chunks(Device& device, int64_t n, const std::function<void(double*)>&
 double Transformer::loss() {
   double sum = 0;
   for (FloatBuffer& loss : losses_)
-    sum += add_chunks(device_, loss.numel(), [&](double* chunks) {
+    if (parallel_.counts_loss()) sum += add_chunks(device_, loss.numel(), [&](double* chunks) {
       chunk_sums(chunks, loss.data, loss.numel(), device_.stream());
     });
   losses_.clear();
@@ -422,17 +454,17 @@ double Transformer::loss() {
 }
 
 double Transformer::squared_gradient_norm() {
-  const Shard shard = parallel_.shard();
+  const bool on_host = parallel_.storage(Memory::gradients) == Storage::shard_on_host;
   double sum = 0;
-  for (const Unit& unit : params_.units()) {
-    const int64_t share = unit.padded / shard.count, begin = shard.index * share, end = begin + share;
+  for (const Unit& unit : params_.units())
     for (const Param& p : unit.params) {
-      const int64_t from = std::max(begin, p.offset), to = std::min(end, p.offset + p.local_size());
+      const int64_t from = std::max(unit.begin(), p.offset), to = std::min(unit.end(), p.offset + p.local_size());
       if (to <= from || !parallel_.counts(p)) continue;
-      sum += add_chunks(device_, to - from, [&](double* chunks) {
-        chunk_sums_of_squares(chunks, unit.gradients.data + from, to - from, device_.stream());
+      const real* mine = unit.my_gradients().data + (from - unit.begin());
+      if (on_host) sum += host_sum_of_squares(mine, to - from);
+      else sum += add_chunks(device_, to - from, [&](double* chunks) {
+        chunk_sums_of_squares(chunks, mine, to - from, device_.stream());
       });
     }
-  }
   return sum;
 }

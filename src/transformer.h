@@ -39,12 +39,18 @@ class Transformer {
   void start_step() { params_.start_step(); }
   void forward(const MicroBatch&);
   void backward(const MicroBatch&);
-  double loss();  // this rank's part of the global mean loss since it was last asked for
+  // This rank's part of the global mean loss since it was last asked for. Of ranks that compute the same losses one
+  // has them all and the others nothing, so the sum over all ranks is the mean, whatever the layout.
+  double loss();
 
   // ---- ranges of units [first, last), for pipelines. x and dx: (R, D), R = N unless the tokens are split ----
   Buffer forward(int first, int last, const MicroBatch&, Buffer x);  // unit 0 takes no x; the head returns none
   Buffer backward(int first, int last, const MicroBatch&, Buffer dx, Half half);
   void backward_weights(int first, int last, const MicroBatch&);
+  int stashed(int block) const;  // micro-batches whose activations of this block are kept now
+  // Gives a call of forward at least so many seconds, and of backward twice as many, by sleeping: so that the order
+  // of work can be seen in time where ranks share cores.
+  void set_pace(double seconds) { pace_ = seconds; }
 
   // Without gradients; activations are not kept. Logits (N, V), or this rank's part of the mean loss.
   Buffer logits(const MicroBatch&);
@@ -109,6 +115,6 @@ class Transformer {
   std::map<std::pair<int, int>, BlockState> blocks_;  // by unit and micro-batch
   std::map<int, HeadState> heads_state_;              // by micro-batch
   std::map<int, EmbeddingState> embeddings_;
-  double loss_ = 0;
+  double pace_ = 0;
   std::vector<FloatBuffer> losses_;                   // (N) of each micro-batch, added up when asked for
 };

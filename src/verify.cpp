@@ -81,25 +81,20 @@ struct Stretch {
 
 }  // namespace
 
-std::string pack(Params& params, Shard shard, bool gradients) {
+std::string pack(Params& params, bool gradients) {
   std::string bytes;
   int number = 0;
   std::map<std::string, int> numbers;
   for (const Param& p : Params::describe(params.config())) numbers[p.name] = number++;
-  for (const Unit& unit : params.units()) {
-    const int64_t share = unit.padded / shard.count;
+  for (const Unit& unit : params.units())
     for (const Param& p : unit.params) {
       // Only the owner of a shard has the sum of its gradients.
-      const int64_t begin = gradients ? std::max(p.offset, shard.index * share) : p.offset;
-      const int64_t end = std::min(p.offset + p.local_size(), gradients ? (shard.index + 1) * share : INT64_MAX);
-      if (end <= begin) continue;
-      const Stretch stretch{numbers.at(p.name), p.piece, begin - p.offset, end - p.offset};
-      const std::vector<float> values = gradients ? params.gradient_to_host(p) : params.weight_to_host(p);
+      const Params::Part part = gradients ? params.updated_gradient(p) : params.stored_weight(p);
+      if (part.values.empty()) continue;
+      const Stretch stretch{numbers.at(p.name), p.piece, part.first, part.first + int64_t(part.values.size())};
       bytes.append(reinterpret_cast<const char*>(&stretch), sizeof stretch);
-      bytes.append(reinterpret_cast<const char*>(values.data() + stretch.begin),
-                   size_t(stretch.end - stretch.begin) * sizeof(float));
+      bytes.append(reinterpret_cast<const char*>(part.values.data()), part.values.size() * sizeof(float));
     }
-  }
   return bytes;
 }
 
@@ -142,8 +137,8 @@ Assembled assemble(const ModelConfig& config, const std::vector<std::string>& pa
   return all;
 }
 
-Tensors all_weights(Params& params) { return assemble(params.config(), {pack(params, {}, false)}).tensors; }
-Tensors all_gradients(Params& params) { return assemble(params.config(), {pack(params, {}, true)}).tensors; }
+Tensors all_weights(Params& params) { return assemble(params.config(), {pack(params, false)}).tensors; }
+Tensors all_gradients(Params& params) { return assemble(params.config(), {pack(params, true)}).tensors; }
 
 Trajectory train_reference(Device& device, const Options& options, std::span<const uint16_t> tokens,
                            const Checkpoint* from) {
@@ -179,7 +174,7 @@ void report_not_finite(int64_t step, double loss, double norm, Params& params) {
   for (const char* what : {"weight", "gradient"})
     for (Unit& unit : params.units())
       for (Param& p : unit.params)
-        if (bad(*what == 'w' ? params.weight_to_host(p) : params.gradient_to_host(p))) {
+        if (bad((*what == 'w' ? params.stored_weight(p) : params.updated_gradient(p)).values)) {
           where = format("the first bad tensor is the %s of %s", what, p.name.c_str());
           goto found;
         }

@@ -35,7 +35,7 @@ using Tensors = std::map<std::string, std::vector<float>>;  // whole parameters 
 
 // What this rank holds of every parameter, or of every gradient that it updates, as bytes to send; and back, from the
 // bytes of all ranks. Where several ranks hold the same element, the copies have to be equal, bit for bit.
-std::string pack(Params&, Shard, bool gradients);
+std::string pack(Params&, bool gradients);
 struct Assembled {
   Tensors tensors;
   Check copies;   // how many elements differ between ranks, and the first of them

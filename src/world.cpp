@@ -46,6 +46,17 @@ int run_ranks([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const cha
   return sim::run_threads(options.threads, world, body);
 }
 
+int cannot_run([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const char* name, const std::string& wrong) {
+  bool all = true;
+  std::fflush(stdout);
+#ifdef HAVE_MPI
+  if (under_mpiexec()) all = sim::give_up_mpi(&argc, &argv);
+#endif
+  if (mpi_rank() == 0 && all) std::fprintf(stderr, "%s: %s\n", name, wrong.c_str());
+  if (!all) std::fprintf(stderr, "%s: rank %d cannot start: %s\n", name, mpi_rank(), wrong.c_str());
+  return 1;
+}
+
 World::World(Device& device) : device_(device) {
   const int rank = sim::world_rank(), size = sim::world_size();
   auto make = [&](const char* name, bool control) {

@@ -19,6 +19,9 @@ int mpi_rank();
 // Runs body(rank) on every rank. Returns the program's exit status.
 // `name` goes before what is printed about a failure.
 int run_ranks(int argc, char** argv, const char* name, const WorldOptions&, const std::function<int(int rank)>& body);
+// Instead of run_ranks, when something is wrong before the ranks start: prints it, once if all processes found the same,
+// and lets the others end. Returns 1.
+int cannot_run(int argc, char** argv, const char* name, const std::string& wrong);
 int ranks_to_run(const WorldOptions&);  // how many there will be, known before they start
 
 // Bytes one rank sent, by group and operation, as counted in the transport.

@@ -2,19 +2,26 @@
 // matrix-product peak measured right beside it, and the median is printed. On a CPU the clock is the time the core
 // has worked for us (one rank is one thread); on a GPU it is the wall's.
 // One line a figure: bench<TAB>name<TAB>value<TAB>unit<TAB>goal
+#include "bench_pipeline.h"  // first: it includes a lesson without its main
+
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <string>
 
 #include "../src/lesson.h"
 #include "../src/random.h"
+#define LESSON_INCLUDED
+#include "../lessons/06_sp.cpp"
 
 namespace {
 
 #ifdef RINGTRON_CUDA
 constexpr auto now = seconds;
+constexpr int kPeakSize = 8192;  // 1024 would not fill it
 #else
 constexpr auto now = core_seconds;
+constexpr int kPeakSize = 1024;
 #endif
 
 double median(std::vector<double> values) {
@@ -27,6 +34,15 @@ void print(const std::string& name, double value, const char* unit, const char* 
   std::fflush(stdout);
 }
 
+GlobalBatch random_batch(const ModelConfig& c, int batch) {
+  GlobalBatch global{batch, c.seq, {}, {}, int64_t(batch) * c.seq};
+  for (int64_t i = 0; i < global.valid_tokens; ++i) {
+    global.inputs.push_back(int(random_bits(1, 0, i) % c.vocab));
+    global.targets.push_back(int(random_bits(2, 0, i) % c.vocab));
+  }
+  return global;
+}
+
 // Trains a model on random tokens: tokens/s, model FLOP/s, its share of the peak, time outside matrix products.
 void train(const char* name, const ModelConfig& c, int batch, int steps, const char* goal) {
   Options options;
@@ -35,14 +51,10 @@ void train(const char* name, const ModelConfig& c, int batch, int steps, const c
   Parallel one_gpu;
   Transformer model(c, one_gpu, device, 1);
   AdamW adamw(model, options);
-  GlobalBatch global{batch, c.seq, {}, {}, int64_t(batch) * c.seq};
-  for (int64_t i = 0; i < global.valid_tokens; ++i) {
-    global.inputs.push_back(int(random_bits(1, 0, i) % c.vocab));
-    global.targets.push_back(int(random_bits(2, 0, i) % c.vocab));
-  }
+  const GlobalBatch global = random_batch(c, batch);
   std::vector<double> rates, flops, shares, outside;
   for (int step = 0; step <= steps; ++step) {
-    const double peak_before = measure_matmul_peak(device, 1024, now);
+    const double peak_before = measure_matmul_peak(device, kPeakSize, now);
     device.synchronize();
     device.matmul_seconds = 0;
 #ifndef RINGTRON_CUDA
@@ -67,7 +79,7 @@ void train(const char* name, const ModelConfig& c, int batch, int steps, const c
     const double rate = double(global.valid_tokens) / took;
     rates.push_back(rate);
     flops.push_back(rate * c.flops_per_token() / 1e9);
-    const double peak = 0.5 * (peak_before + measure_matmul_peak(device, 1024, now));
+    const double peak = 0.5 * (peak_before + measure_matmul_peak(device, kPeakSize, now));
     shares.push_back(100 * rate * c.flops_per_token() / peak);
   }
   const std::string prefix = std::string("single/") + name;
@@ -76,6 +88,64 @@ void train(const char* name, const ModelConfig& c, int batch, int steps, const c
   print(prefix + "/share_of_peak", median(shares), "%", goal);
   if (!outside.empty()) print(prefix + "/outside_matmul", median(outside), "%");
 }
+
+#ifndef RINGTRON_CUDA
+// CPU seconds of all ranks together (threads of this process) for some steps of training.
+template <class Strategy>
+double work(const ModelConfig& c, int batch, int ranks, int steps) {
+  auto process_seconds = [] {
+    timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+  };
+  Options options;
+  options.model = c;
+  options.world.threads = ranks;
+  double took = 0;
+  const int status = run_ranks(0, nullptr, "bench", options.world, [&](int rank) {
+    Device device(rank);
+    World world(device);
+    Strategy strategy(world.all(), c);
+    Transformer model(c, strategy, device, 1);
+    AdamW adamw(model, options);
+    const GlobalBatch global = random_batch(c, batch);
+    double start = 0;
+    for (int step = 0; step <= steps; ++step) {
+      if (step == 1) {  // the first one warms up
+        world.sum(0);
+        if (rank == 0) start = process_seconds();
+      }
+      const auto parts = micro_batches(device, global, strategy.view(batch, c.seq), 1);
+      model.start_step();
+      model.forward(parts[0]);
+      model.backward(parts[0]);
+      strategy.finish_gradients(model);
+      world.sum(model.loss());
+      const double norm = std::sqrt(world.sum(model.squared_gradient_norm()));
+      strategy.update(adamw, 1e-3f, AdamW::clip_factor(norm, 1));
+      device.synchronize();
+    }
+    world.sum(0);
+    if (rank == 0) took = process_seconds() - start;
+    return 0;
+  });
+  return status == 0 ? took : NAN;
+}
+
+// Work inflation: CPU seconds of all ranks over those of one rank for the same tokens. What is above 1 is the price of
+// sharing: communication, smaller products, what every rank repeats, and waiting if it spins.
+template <class Strategy>
+void inflation(const std::string& name, const ModelConfig& c, int batch, int ranks, const char* goal) {
+  std::vector<double> ratios;
+  double one = work<Strategy>(c, batch, 1, 3);
+  for (int round = 0; round < 5; ++round) {
+    const double all = work<Strategy>(c, batch, ranks, 3), again = work<Strategy>(c, batch, 1, 3);
+    ratios.push_back(all / (0.5 * (one + again)));  // one rank before and after: the machine's speed drifts
+    one = again;
+  }
+  print(name + "/inflation/" + std::to_string(ranks), median(ratios), "x", goal);
+}
+#endif
 
 }  // namespace
 
@@ -86,11 +156,22 @@ int main(int argc, char** argv) {
   if (wanted("matmul")) {
     std::vector<double> peaks;
     Device device;
-    for (int i = 0; i < 5; ++i) peaks.push_back(measure_matmul_peak(device, 1024, now) / 1e9);
-    print("matmul/1024/peak", median(peaks), "GFLOP/s");
+    for (int i = 0; i < 5; ++i) peaks.push_back(measure_matmul_peak(device, kPeakSize, now) / 1e9);
+    print(format("matmul/%d/peak", kPeakSize), median(peaks), "GFLOP/s");
   }
   //                 vocab  dim  layers heads kv hidden seq
   const ModelConfig small{256, 128, 4, 8, 4, 512, 128}, large{256, 512, 6, 8, 4, 1408, 256};
   if (wanted("single/dim128")) train("dim128", small, 16, 24, ">=62");
+#ifndef RINGTRON_CUDA
+  if (wanted("1f1b/inflation/2")) print("1f1b/inflation/2", pipeline_inflation(2), "x", "<=1.15");
+#endif
   if (wanted("single/dim512")) train("dim512", large, 4, 12, ">=87");
+#ifdef RINGTRON_CUDA
+  const ModelConfig gpu{32000, 2048, 16, 16, 8, 5632, 1024};  // about 900 M parameters
+  if (wanted("single/gpu")) train("gpu", gpu, 8, 8, "-");
+#else
+  const ModelConfig middle{256, 256, 4, 8, 4, 704, 128};
+  if (wanted("tp/inflation")) inflation<TensorParallel>("tp", middle, 8, 2, "<=1.25");
+  if (wanted("sp/inflation")) inflation<SequenceParallel>("sp", middle, 8, 2, "-");
+#endif
 }

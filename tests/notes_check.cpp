@@ -23,7 +23,7 @@
 //   words and whole numbers (bytes, counts)                                      exactly
 //   numbers with a decimal point or an exponent (losses, norms, estimates)       to 3 significant digits
 //   not at all, because they depend on the machine or on rounding:
-//     a number before s, ms, us, ns, seconds, tok/s, samples/s, FLOP/s, B/s (with k, M, G, T), "% of peak"
+//     a number before s, ms, us, ns, seconds, tok/s, samples/s, FLOP/s, B/s (with k, M, G, T), "% of peak", "% of measured peak"
 //     "0:12 left"
 //     a number before "(at most 1e-06)" and what follows it (rounding noise; the word ok or FAIL is compared)
 //     the last two fields of a "summary" line
@@ -122,7 +122,7 @@ Run run(const std::string& command) {
 // The lines with everything that depends on the machine replaced by "~", and runs of spaces by one.
 Lines comparable(const Lines& lines) {
   static const std::string number = R"([-+]?\d[\d,]*(\.\d+)?([eE][-+]?\d+)?)";
-  static const std::regex measured(number + R"(\s*([kMGTP]?(tok|samples|FLOP|B)/s|(s|ms|us|ns|seconds)\b|% of peak))");
+  static const std::regex measured(number + R"(\s*([kMGTP]?(tok|samples|FLOP|B)/s|(s|ms|us|ns|seconds)\b|% of (measured )?peak))");
   static const std::regex left(R"(\d+:\d\d left)");
   static const std::regex noise(number + R"(( at most|\s+\(at most )([^)]*)\).*)");
   static const std::regex summary(R"(^(summary\t.*)\t[^\t]*\t[^\t]*$)");

@@ -77,7 +77,8 @@ std::string Board::deadlock_text() {
       if (rank[a].left || rank[b].left || !collective || x.call.channel != y.call.channel) continue;
       if (x.call.op != Join && y.call.op != Join && !agree(x.call, y.call)) return disagreement(x, y);
     }
-  return "deadlock: every rank waits, and none of them for a message that was sent";
+  return "deadlock: every rank waits, and none of them for a message that was sent; a send ends when its peer "
+         "receives, so let one side receive first, or group the calls";
 }
 
 std::string Board::report() {

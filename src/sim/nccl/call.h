@@ -74,8 +74,11 @@ inline bool agree(const Call& mine, const Call& theirs) {
 
 inline std::string disagreement(const Header& a, const Header& b) {
   const Header &low = a.from < b.from ? a : b, &high = a.from < b.from ? b : a;
+  const bool pair = (a.call.op == Send || a.call.op == Recv) && (b.call.op == Send || b.call.op == Recv);
   return "ranks disagree: rank " + std::to_string(low.from) + " called " + describe(low) + ", rank " +
-         std::to_string(high.from) + " called " + describe(high);
+         std::to_string(high.from) + " called " + describe(high) +
+         (pair ? "; both sides have to name the same count and type"
+               : "; all ranks of a group have to make the same calls in the same order");
 }
 
 struct CommError : std::runtime_error {

@@ -83,15 +83,6 @@ void cuda(cudaError_t error) {
   if (error != cudaSuccess) throw CommError(ncclUnhandledCudaError, cudaGetErrorString(error));
 }
 
-Header make_header(Rank& rank, const Call& call, const std::string& group, bool control) {
-  Header h;
-  h.call = call;
-  h.from = rank.id();
-  h.control = control || t_control;
-  snprintf(h.group, sizeof(h.group), "%s", group.c_str());
-  return h;
-}
-
 #ifdef RINGTRON_CUDA
 // Device buffers are staged through pinned host memory. Synchronous for the host, and never inside a CUDA
 // host function: CUDA may run those one after another, and then ranks that share a GPU would never meet.
@@ -307,7 +298,7 @@ void issue(ncclComm_t comm, Call call, const void* send, void* recv, cudaStream_
           name + ": no rank " + std::to_string(call.root) + " in a group of " + std::to_string(n));
   if (call.op == Send || call.op == Recv) call.root = channel.members.world[call.root];
   call.channel = channel.id;
-  Work work{comm->channel, make_header(*channel.rank, call, channel.name, channel.control), send, recv,
+  Work work{comm->channel, make_header(*channel.rank, call, channel.name, channel.control || t_control), send, recv,
             stream};
   check_buffer(send, work.send_bytes(), work.header, "send");
   check_buffer(recv, work.recv_bytes(), work.header, "receive");
@@ -328,22 +319,6 @@ ncclResult_t start(ncclComm_t comm, Op op, ncclDataType_t type, int red, int roo
 }
 
 }  // namespace
-
-void broadcast_bytes(void* data, size_t bytes, int root) {
-  auto rank = this_rank();
-  Members all;
-  all.world.resize(rank->size());
-  std::iota(all.world.begin(), all.world.end(), 0);
-  all.me = rank->id();
-  Call call;
-  call.op = Broadcast, call.type = ncclUint8, call.root = root, call.count = bytes;
-  call.number = ++rank->bootstraps;
-  const Header header = make_header(*rank, call, "bootstrap", true);
-  rank->count_call(header);
-  std::vector<Batch> batches(1);
-  batches[0].stages.emplace_back().push_back(plan(header, all, data, data));
-  rank->run(batches);
-}
 
 void name_comm(ncclComm_t comm, const std::string& name, bool control) {
   comm->channel->name = name.substr(0, sizeof(Header::group) - 1);

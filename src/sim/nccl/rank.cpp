@@ -168,8 +168,8 @@ void Rank::watch(int64_t since, const Header* joining) {
         // The grace is for messages it sent before it left.
         if (left && now - left > 300'000'000 && quiet > 300'000'000 && lane.waits_for(r)) {
           lane.show(*board, id());
-          missing =
-              "rank " + std::to_string(r) + " has left, and rank " + std::to_string(id()) + " waits for it";
+          missing = "rank " + std::to_string(r) + " has left, and rank " + std::to_string(id()) +
+                    " waits for it: one made a call less than the other";
         }
       }
     }
@@ -180,8 +180,10 @@ void Rank::watch(int64_t since, const Header* joining) {
   if (!missing.empty()) fail(ncclRemoteError, missing);
   if (board->deadlocked(now)) fail(ncclInvalidUsage, board->deadlock_text());
   if (quiet > timeout_s_ * 1e9) {
-    char text[100];
-    snprintf(text, sizeof(text), "timeout: nothing has moved on rank %d for %.1f s", id(), quiet / 1e9);
+    char text[200];
+    snprintf(text, sizeof(text),
+             "timeout: nothing has moved on rank %d for %.1f s; look for the rank that is behind, and raise --timeout "
+             "only if it is slow on purpose", id(), quiet / 1e9);
     fail(ncclSystemError, text);
   }
 }

@@ -58,6 +58,8 @@ class Rank {
   int64_t own_cpu_ = 0, own_worked_ = 0, watched_ = 0;
 };
 
+Header make_header(Rank& rank, const Call& call, const std::string& group, bool control);
+
 // The calling rank thread's engine, or null. Worker threads of streams get theirs from the communicator.
 std::shared_ptr<Rank> this_rank_or_null();
 void set_this_rank(std::shared_ptr<Rank> rank);

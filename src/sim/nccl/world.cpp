@@ -125,6 +125,24 @@ int run_threads(int n, const WorldOptions& options, const std::function<int(int)
 }
 
 #ifdef HAVE_MPI
+namespace {
+int how_many_can_start(bool mine) {
+  int can = mine, all = 0;
+  MPI_Allreduce(&can, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  return all;
+}
+}  // namespace
+
+bool give_up_mpi(int* argc, char*** argv) {
+  int provided, initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized) return false;
+  MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
+  const bool none = how_many_can_start(false) == 0;
+  MPI_Finalize();
+  return none;
+}
+
 int run_mpi(int* argc, char*** argv, const WorldOptions& options, const std::function<int(int)>& body) {
   int provided, size;
   World world;
@@ -132,6 +150,10 @@ int run_mpi(int* argc, char*** argv, const WorldOptions& options, const std::fun
   MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (how_many_can_start(true) < size) {  // the others say why
+    MPI_Finalize();
+    return 1;
+  }
   MPI_Comm node;
   int node_size;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &node);

@@ -33,6 +33,10 @@ int run_threads(int n, const WorldOptions& options, const std::function<int(int 
 // The same in a process started by mpiexec (or alone, as the only rank). On failure the process ends here, by
 // MPI_Abort with status 1, because other ranks may never answer again.
 int run_mpi(int* argc, char*** argv, const WorldOptions& options, const std::function<int(int rank)>& body);
+
+// Instead of run_mpi, in a process that found out that it cannot start: the others' run_mpi then returns 1, rather than
+// wait for it. Returns true if none of them could start.
+bool give_up_mpi(int* argc, char*** argv);
 #endif
 
 int world_rank();  // of the calling rank thread; throws std::logic_error elsewhere
