@@ -90,7 +90,9 @@ void* Device::take(Memory kind, int64_t bytes) {
   }
 #ifndef RINGTRON_CUDA
   // In tests: reading before writing gives NaN, also in a recycled block.
-  sim::enqueue(stream_, [=] { sim::poison(data, size_t(bytes)); });
+  // Memory of the device in the order of its stream; memory of the host at once, because the host writes it at once.
+  if (kind == Memory::host) sim::poison(data, size_t(bytes));
+  else sim::enqueue(stream_, [=] { sim::poison(data, size_t(bytes)); });
 #endif
   current_[int(kind)] += bytes;
   peak_[int(kind)] = std::max(peak_[int(kind)], current_[int(kind)]);
