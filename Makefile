@@ -235,7 +235,6 @@ $(OUT)/bench $(OUT)/bench_zero $(OUT)/notes_check $(OUT)/mpi_nccl $(OUT)/bench_a
 # The one file that also includes NVIDIA's headers, to hold our declarations against them.
 $(OUT)/tests/test_sim_contract.o $(OUT)/tests/test_nccl_contract.o: CXXFLAGS := $(CUDA_HOME:%=-I%/include) $(CXXFLAGS)
 $(OUT)/tests/test_%.o: CXXFLAGS += -O1
-$(OUT)/tests/test_mpi.o: CXXFLAGS += $(if $(MPI_PROGRAMS),-DMPI_TEST_BINARY='"$(OUT)/mpi_nccl"')
 
 comma := ,
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

@@ -67,7 +67,7 @@ struct ParameterServer : DataParallel {
   int servers;
 };
 
-[[maybe_unused]] static Options dp_defaults(Options o) {
+static Options dp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["servers"] = {1, "ranks that are parameter servers, each of a part of every unit"};

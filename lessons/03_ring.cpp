@@ -117,7 +117,7 @@ static bool compare_all_reduces(Lesson& lesson, int64_t largest) {
   return right;
 }
 
-[[maybe_unused]] static Options ring_defaults(Options o) {
+static Options ring_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["largest"] = {1 << 26, "largest message of the comparison, bytes; 0: no comparison"};

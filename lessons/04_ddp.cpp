@@ -139,7 +139,7 @@ static void show_exposed(Lesson& lesson, Transformer& model, Ddp& ddp) {
                1e3 * (last_reduced(ready, drain) - ready.back()));
 }
 
-[[maybe_unused]] static Options ddp_defaults(Options o) {
+static Options ddp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.model.layers = 4;

@@ -45,7 +45,7 @@ struct TensorParallel : Parallel {
   Group& tp;
 };
 
-[[maybe_unused]] static Options tp_defaults(Options o) {
+static Options tp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   return o;

@@ -15,10 +15,7 @@
 // embedding and head, 6 b s (t-1)/t for the loss. A rank sees N/t tokens of each norm, so the norms' gradients are
 // summed once a step: 2 (2L+1) h (t-1)/t. Held: all activations 1/t.                   notes/sequence_parallel.md
 #include "../src/lesson.h"
-#pragma push_macro("LESSON_INCLUDED")
-#define LESSON_INCLUDED  // TensorParallel, without its main
-#include "05_tp.cpp"
-#pragma pop_macro("LESSON_INCLUDED")
+#include "05_tp.cpp"  // TensorParallel
 
 struct SequenceParallel : TensorParallel {
   using TensorParallel::TensorParallel;

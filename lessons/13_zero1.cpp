@@ -30,14 +30,13 @@ struct Zero1 : DataParallel {
   }
 };
 
-#if __INCLUDE_LEVEL__ == 0  // the program, unless another file includes this one for its strategy
-static Options defaults(Options o) {
+static Options zero1_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   return o;
 }
 
-LESSON(zero1, "ZeRO-1: the optimizer's state is divided between the ranks", defaults({})) {
+LESSON(zero1, "ZeRO-1: the optimizer's state is divided between the ranks", zero1_defaults({})) {
   Group& all = lesson.world().all();
   Zero1 zero1(all);
   Transformer model(lesson.config(), zero1, lesson.device(), lesson.seed());
@@ -74,4 +73,3 @@ LESSON(zero1, "ZeRO-1: the optimizer's state is divided between the ranks", defa
   lesson.finish(adamw);
   return lesson.prove(model);
 }
-#endif

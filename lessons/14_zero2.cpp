@@ -119,8 +119,7 @@ struct Zero2 : DataParallel {
   cudaEvent_t ready, done;      // its gradients are written; its sum is in place
 };
 
-#if __INCLUDE_LEVEL__ == 0  // the program, unless another file includes this one for its strategy
-static Options defaults(Options o) {
+static Options zero2_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["every"] = {1, "1: reduce gradients at every micro-batch; 0: keep them whole until the last"};
@@ -128,7 +127,7 @@ static Options defaults(Options o) {
   return o;
 }
 
-LESSON(zero2, "ZeRO-2: gradients are divided too, as soon as backward has them", defaults({})) {
+LESSON(zero2, "ZeRO-2: gradients are divided too, as soon as backward has them", zero2_defaults({})) {
   Group& all = lesson.world().all();
   Zero2 zero2(all, all, lesson.option("every") != 0, lesson.option("overlap") != 0);
   Transformer model(lesson.config(), zero2, lesson.device(), lesson.seed());
@@ -167,4 +166,3 @@ LESSON(zero2, "ZeRO-2: gradients are divided too, as soon as backward has them",
   lesson.finish(adamw);
   return lesson.prove(model);
 }
-#endif

@@ -92,8 +92,7 @@ struct Zero3 : Zero2 {  // gradients live as in ZeRO-2
   std::map<int, cudaEvent_t> gathered;
 };
 
-#if __INCLUDE_LEVEL__ == 0  // the program, unless another file includes this one for its strategy
-static Options defaults(Options o) {
+static Options zero3_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["prefetch"] = {1, "1: gather the next unit, and reduce the one before, while a unit computes; 0: wait"};
@@ -104,7 +103,7 @@ static Options defaults(Options o) {
   return o;
 }
 
-LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", defaults({})) {
+LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", zero3_defaults({})) {
   Group& all = lesson.world().all();
   int s = int(lesson.option("shard")), r = int(lesson.option("replicate"));
   if (s == 0) s = r > 0 ? all.size() / r : all.size();
@@ -171,4 +170,3 @@ LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", de
   lesson.finish(adamw);
   return lesson.prove(model);
 }
-#endif

@@ -59,15 +59,14 @@ struct Offload : Zero2 {
   Buffer to_add;  // on the host: the sum of a later micro-batch
 };
 
-#if __INCLUDE_LEVEL__ == 0  // the program, unless another file includes this one for its strategy
-static Options defaults(Options o) {
+static Options offload_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.extra["every"] = {1, "1: gradients go down at every micro-batch; 0: they stay whole until the last"};
   return o;
 }
 
-LESSON(offload, "ZeRO-Offload: optimizer state and update in host memory", defaults({})) {
+LESSON(offload, "ZeRO-Offload: optimizer state and update in host memory", offload_defaults({})) {
   Group& all = lesson.world().all();
   Offload offload(all, lesson.option("every") != 0);
   Transformer model(lesson.config(), offload, lesson.device(), lesson.seed());
@@ -110,4 +109,3 @@ LESSON(offload, "ZeRO-Offload: optimizer state and update in host memory", defau
   lesson.finish(adamw);
   return lesson.prove(model);
 }
-#endif

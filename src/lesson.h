@@ -98,19 +98,18 @@ using LessonBody = int (*)(Lesson&);
 // What main() of a lesson does: options, data, checks, then the body. Returns the exit status.
 int run_lesson(int argc, char** argv, const char* name, const char* title, Options defaults, LessonBody);
 
-// LESSON(name, title, defaults) { body }   makes main(), unless another file includes this lesson:
-//   #pragma push_macro("LESSON_INCLUDED")
-//   #define LESSON_INCLUDED
-//   #include "05_tp.cpp"
-//   #pragma pop_macro("LESSON_INCLUDED")
-// `defaults` is a function from Options to Options. LESSON_INCLUDED is looked at where LESSON stands, so that a lesson
-// that includes another still makes its own main(): the name that is joined to LESSON_MAIN_ vanishes if it is defined.
-#define LESSON_MAIN_(name, title, defaults)
-#define LESSON_MAIN_LESSON_INCLUDED(name, title, defaults) \
-  int main(int argc, char** argv) { return run_lesson(argc, argv, #name, title, defaults, lesson_##name); }
+// LESSON(name, title, defaults) { body }   makes main(), unless another file includes this lesson for its strategy: the
+// compiler's __INCLUDE_LEVEL__ is 0 only in the file it was given. `defaults`: Options, with what the lesson adds.
+#define LESSON_MAIN_0(name) \
+  int main(int argc, char** argv) { return lesson_main_##name(argc, argv); }
+#define LESSON_MAIN_1(name)
+#define LESSON_MAIN_2(name)
 #define LESSON_JOIN_(a, b) a##b
 #define LESSON_JOIN(a, b) LESSON_JOIN_(a, b)
-#define LESSON(name, title, defaults)                                       \
-  static int lesson_##name(Lesson&);                                        \
-  LESSON_JOIN(LESSON_MAIN_, LESSON_INCLUDED)(name, title, defaults)         \
-  [[maybe_unused]] static int lesson_##name(Lesson& lesson)
+#define LESSON(name, title, defaults)                                          \
+  static int lesson_##name(Lesson&);                                           \
+  [[maybe_unused]] static int lesson_main_##name(int argc, char** argv) {      \
+    return run_lesson(argc, argv, #name, title, defaults, lesson_##name);      \
+  }                                                                            \
+  LESSON_JOIN(LESSON_MAIN_, __INCLUDE_LEVEL__)(name)                           \
+  static int lesson_##name(Lesson& lesson)

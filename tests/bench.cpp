@@ -11,7 +11,6 @@
 
 #include "../src/lesson.h"
 #include "../src/random.h"
-#define LESSON_INCLUDED
 #include "../lessons/04_ddp.cpp"
 #include "../lessons/06_sp.cpp"
 

@@ -1,7 +1,6 @@
 // bench_pipeline.h - the work that a pipeline adds: processor seconds of all ranks over those of one rank that trains the
 // same tokens in the same micro-batches. Waiting must cost next to nothing, whatever the bubble.
 #pragma once
-#define LESSON_INCLUDED
 #include "../lessons/08_1f1b.cpp"
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // What ZeRO costs in work: CPU seconds of all ranks together for one step, as a ratio to DDP's in the same run. 4 ranks
 // as threads, dim 256, steps alternating between the strategies, medians. Waiting must not spin: it would count here.
 // bench<TAB>name<TAB>value<TAB>unit<TAB>goal
-#define LESSON_INCLUDED
 #include <ctime>
 
 #include "../lessons/04_ddp.cpp"
@@ -87,7 +86,6 @@ int bench(int rank) {
 }  // namespace
 
 int main() {
-  (void)&defaults;  // of the included lesson
   WorldOptions world;
   world.threads = kRanks;
   return run_ranks(0, nullptr, "bench_zero", world, bench);

@@ -184,9 +184,9 @@ TEST_CASE("micro-batches 1, 2, 4, 8 and 3 (ragged) give equal gradients, loss an
       const auto [my_loss, my_norm] = run.gradients(batch, parts);
       CHECK(std::abs(my_loss - loss) / loss < (kFloat ? 1e-6 : 1e-2));
       CHECK(std::abs(my_norm - norm) / norm < (kFloat ? 1e-6 : 1e-2));
-      for (const auto& [name, values] : all_gradients(run.model.params())) {
-        CAPTURE(name);
-        CHECK(worst(widen(values), widen(wanted.at(name))) < (kFloat ? 1e-5 : 3e-2));
+      for (const auto& gradient : all_gradients(run.model.params())) {  // name, values
+        CAPTURE(gradient.first);
+        CHECK(worst(widen(gradient.second), widen(wanted.at(gradient.first))) < (kFloat ? 1e-5 : 3e-2));
       }
     }
   }
@@ -229,9 +229,9 @@ TEST_CASE("ranges of units, several micro-batches in flight, and split backward 
       m.backward(0, cut, part, m.backward(cut, end, part, {}, Half::input), Half::input);
     for (const MicroBatch& part : parts) m.backward_weights(cut, end, part), m.backward_weights(0, cut, part);
     CHECK(m.loss() == loss);
-    for (const auto& [name, values] : all_gradients(m.params())) {
-      CAPTURE(name);
-      CHECK(worst(widen(values), widen(wanted.at(name))) == 0);
+    for (const auto& gradient : all_gradients(m.params())) {  // name, values
+      CAPTURE(gradient.first);
+      CHECK(worst(widen(gradient.second), widen(wanted.at(gradient.first))) == 0);
     }
     CHECK(run.device.current(Memory::activations) == 0);
     CHECK(run.device.current(Memory::workspace) == 0);

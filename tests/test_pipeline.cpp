@@ -1,6 +1,5 @@
 // Pipelines: the orders against the published ones, their makespans and stashes against golden values and formulas,
 // every schedule for every small size, and the lessons run with each of them.
-#define LESSON_INCLUDED
 #include "../lessons/07_gpipe.cpp"
 #include "../lessons/08_1f1b.cpp"
 #include "../lessons/09_interleaved.cpp"
@@ -13,6 +12,7 @@
 #include <set>
 
 #include "../src/formulas.h"
+#include "programs.h"
 
 namespace {
 
@@ -84,17 +84,6 @@ bool ends(const Timetable& table) {
   for (int i = 0; i < table.p; ++i)
     if (at[i] != orders[i].size()) return false;
   return true;
-}
-
-std::string here() { return std::filesystem::read_symlink("/proc/self/exe").parent_path().string(); }
-
-std::pair<std::string, int> run(const std::string& command) {
-  std::string text;
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-  const int status = pclose(pipe);
-  return {text, status};
 }
 
 const std::string kSmall = " --dim 24 --heads 6 --kv-heads 2 --hidden 40 --seq 16 --batch 8 --steps 2";
@@ -277,17 +266,17 @@ TEST_CASE("pipeline: lessons refuse what does not fit, in one line") {
            Wrong{"07_gpipe --threads 2 --layers 2 --pace -1", "--pace is -1"},
        }) {
     CAPTURE(w.command);
-    const auto [text, status] = run(here() + "/" + w.command);
-    INFO(text);
-    CHECK(status != 0);
-    CHECK(text.find(w.says) != std::string::npos);
-    CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+    const Ended ended = run(built(w.command));
+    INFO(ended.text);
+    CHECK(ended.status != 0);
+    CHECK(ended.says(w.says));
+    CHECK(std::count(ended.text.begin(), ended.text.end(), '\n') == 1);
   }
   for (const char* option : {"--save /tmp/ringtron-pipeline-save", "--sample 5"}) {
-    const auto [text, status] = run(here() + "/07_gpipe" + kSmall + " --threads 2 --layers 2 " + option);
-    INFO(text);
-    CHECK(status != 0);
-    CHECK(text.find("needs a rank that holds the whole model") != std::string::npos);
+    const Ended ended = run(built("07_gpipe") + kSmall + " --threads 2 --layers 2 " + option);
+    INFO(ended.text);
+    CHECK(ended.status != 0);
+    CHECK(ended.says("needs a rank that holds the whole model"));
   }
 }
 
@@ -297,26 +286,26 @@ TEST_CASE("pipeline: every schedule, m from 1 to p+1, proves itself") {
     for (int p : {2, 3})
       for (int m = 1; m <= p + 1; ++m) {
         if (lesson == "09_interleaved" && m % p) continue;
-        const std::string command = here() + "/" + lesson + kSmall + format(" --layers 6 --threads %d --micro-batches %d", p, m);
+        const std::string command = built(lesson) + kSmall + format(" --layers 6 --threads %d --micro-batches %d", p, m);
         CAPTURE(command);
-        const auto [text, status] = run(command);
-        INFO(text);
-        CHECK(status == 0);
-        CHECK(text.find("\tproved\t") != std::string::npos);
+        const Ended ended = run(command);
+        INFO(ended.text);
+        CHECK(ended.status == 0);
+        CHECK(ended.says("\tproved\t"));
       }
 }
 
 TEST_CASE("pipeline: paced, a step takes the time that the timetable says") {
   double fastest = 1e9;  // of up to three runs: a busy machine can only delay
   for (int attempt = 0; attempt < 3 && fastest >= 30; ++attempt) {
-    const auto [text, status] = run(here() + "/10_zero_bubble" + kSmall +
+    const Ended ended = run(built("10_zero_bubble") + kSmall +
                                     " --layers 4 --threads 4 --micro-batches 8 --steps 3 --pace 80 --no-proof");
-    INFO(text);
-    CHECK(status == 0);
-    const size_t at = text.find("  measured   step");
+    INFO(ended.text);
+    CHECK(ended.status == 0);
+    const size_t at = ended.text.find("  measured   step");
     REQUIRE(at != std::string::npos);
     double measured = 0;
-    CHECK(std::sscanf(text.c_str() + at, "  measured   step %lf tF", &measured) == 1);
+    CHECK(std::sscanf(ended.text.c_str() + at, "  measured   step %lf tF", &measured) == 1);
     CHECK(measured > 26.99);  // never faster than predicted
     fastest = std::min(fastest, measured);
   }
@@ -325,8 +314,8 @@ TEST_CASE("pipeline: paced, a step takes the time that the timetable says") {
 
 TEST_CASE("pipeline: the timeline names what ran") {
   const std::string file = std::filesystem::temp_directory_path() / ("ringtron-pipeline-" + std::to_string(getpid()) + ".svg");
-  const auto [text, status] = run(here() + "/08_1f1b" + kSmall + " --layers 2 --threads 2 --micro-batches 4 --steps 1 --pace 20 --trace " + file);
-  CHECK(status == 0);
+  const Ended ended = run(built("08_1f1b") + kSmall + " --layers 2 --threads 2 --micro-batches 4 --steps 1 --pace 20 --trace " + file);
+  CHECK(ended.status == 0);
   FILE* in = std::fopen(file.c_str(), "r");
   REQUIRE(in);
   std::string svg(2 << 20, 0);

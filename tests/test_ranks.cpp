@@ -19,8 +19,8 @@
 #include "../src/lesson.h"
 #include "../src/random.h"
 #include "../src/sim/sim.h"
+#include "programs.h"
 
-#define LESSON_INCLUDED
 namespace dp_lesson {
 #include "../lessons/02_dp.cpp"
 }
@@ -201,7 +201,8 @@ TEST_CASE("ranks: k ranks with j micro-batches each equal one rank, with one red
   Options o = small_options();
   const std::vector<GlobalBatch> batches = {random_batch(o, 0), random_batch(o, 1), random_batch(o, 2)};
   const Outcome reference = one_rank(o, batches);
-  for (auto [k, j] : {std::pair(1, 3), {2, 1}, {2, 3}, {3, 2}, {4, 1}, {4, 2}, {8, 3}}) {
+  for (const std::pair<int, int>& pair : {std::pair(1, 3), {2, 1}, {2, 3}, {3, 2}, {4, 1}, {4, 2}, {8, 3}}) {
+    const int k = pair.first, j = pair.second;
     CAPTURE(k);
     CAPTURE(j);
     o.micro_batches = j;
@@ -244,7 +245,8 @@ TEST_CASE("ranks: k parameter servers on n ranks equal one rank; each element is
   const Options o = small_options();
   const std::vector<GlobalBatch> batches = {random_batch(o, 0), random_batch(o, 1)};
   const Outcome reference = one_rank(o, batches);
-  for (auto [n, k] : {std::pair(1, 1), {2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 3}, {8, 1}, {8, 5}, {8, 8}}) {
+  for (const std::pair<int, int>& pair : {std::pair(1, 1), {2, 1}, {2, 2}, {3, 1}, {3, 2}, {4, 3}, {8, 1}, {8, 5}, {8, 8}}) {
+    const int n = pair.first, k = pair.second;
     CAPTURE(n);
     CAPTURE(k);
     const Outcome out = train(n, o, batches, servers(k));
@@ -363,38 +365,6 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::string here() { return std::filesystem::read_symlink("/proc/self/exe").parent_path().string(); }
-
-bool no_mpiexec() {
-#ifdef HAVE_MPI
-  if (std::system("command -v mpiexec >/dev/null") == 0) return false;
-#endif
-  MESSAGE("skipped: no mpiexec");
-  return true;
-}
-
-struct Ended {
-  std::string text;
-  int status;
-  double took;
-  bool says(const std::string& s) const { return text.find(s) != std::string::npos; }
-};
-
-Ended run(const std::string& command, const std::function<void(const std::string&)>& on_line = nullptr) {
-  Ended ended;
-  const double start = now();
-  std::FILE* pipe = popen(("exec 2>&1 </dev/null; MPIEXEC_TIMEOUT=60 timeout 60 " + command).c_str(), "r");
-  REQUIRE(pipe);
-  char line[4096];
-  while (std::fgets(line, sizeof line, pipe)) {
-    ended.text += line;
-    if (on_line) on_line(line);
-  }
-  ended.status = pclose(pipe);
-  ended.took = now() - start;
-  return ended;
-}
-
 const std::string kSmall = " --dim 24 --heads 6 --kv-heads 2 --layers 3 --hidden 40 --seq 16 --batch 8 --steps 3 ";
 
 // Everything stopped soon, and whoever started it can tell that it failed.
@@ -426,7 +396,7 @@ TEST_CASE("ranks: every way to hang is found and named, with threads and with pr
   for (const Case& c : cases)
     for (bool mpi : {false, true}) {
       if (mpi && !processes) continue;
-      const std::string program = here() + "/hangs --kind " + c.options;
+      const std::string program = built("hangs --kind ") + c.options;
       const Ended ended = run(mpi ? "mpiexec -n 3 " + program : program + " --threads 3");
       CAPTURE(c.options);
       CAPTURE(mpi);
@@ -435,18 +405,18 @@ TEST_CASE("ranks: every way to hang is found and named, with threads and with pr
       for (const std::string& s : c.says) CHECK_MESSAGE(ended.says(s), s);
     }
   for (const char* kind : {"none", "slow"}) {
-    const Ended ended = run(here() + "/hangs --threads 2 --kind " + kind);
+    const Ended ended = run(built("hangs --threads 2 --kind ") + kind);
     CHECK(ended.status == 0);
     CHECK(ended.says("nobody waits"));
   }
-  CHECK(run(here() + "/hangs --kind sleepy").says("--kind sleepy is unknown"));
-  CHECK(run(here() + "/hangs --threads 1").status != 0);
+  CHECK(run(built("hangs --kind sleepy")).says("--kind sleepy is unknown"));
+  CHECK(run(built("hangs --threads 1")).status != 0);
 }
 
 TEST_CASE("ranks: kill -9 of one process of a running lesson stops all of them") {
   if (no_mpiexec()) return;
   const std::string file = std::filesystem::temp_directory_path() / ("ringtron-kill-" + std::to_string(getpid()));
-  const std::string script = "bash -c 'echo $$ >> " + file + "; exec " + here() + "/03_ring" + kSmall +
+  const std::string script = "bash -c 'echo $$ >> " + file + "; exec " + built("03_ring") + kSmall +
                              "--steps 1000000 --no-proof --largest 0'";
   double killed = 0;
   const Ended ended = run("mpiexec -n 3 " + script, [&](const std::string& line) {
@@ -479,7 +449,7 @@ TEST_CASE("ranks: lessons started with different options on different ranks fail
       {"04_ddp", "", "--data there-is-no-such-file", "rank 1 cannot start: data 'there-is-no-such-file'"},
   };
   for (const Case& c : cases) {
-    const std::string program = here() + "/" + c.lesson + kSmall;
+    const std::string program = built(c.lesson) + kSmall;
     const Ended ended = run("mpiexec -n 1 " + program + c.options_0 + " : -n 1 " + program + c.options_1);
     CAPTURE(c.lesson);
     CAPTURE(c.options_1);

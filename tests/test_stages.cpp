@@ -1,42 +1,15 @@
 // Every stage, run as a reader runs it, on several numbers of ranks, as threads and as MPI processes: it must say that
 // it proved itself (losses, norms, gradients, parameters against one rank; bytes against the formulas).
-#include <doctest/doctest.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <string>
-#include <vector>
+
+#include "programs.h"
 
 #ifndef RINGTRON_CUDA
 
 namespace {
-
-std::string here() {  // the folder of this program, where the lessons are too
-  return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
-}
-
-bool have_mpiexec() {
-#ifdef HAVE_MPI
-  return std::system("command -v mpiexec >/dev/null") == 0;
-#else
-  return false;
-#endif
-}
-
-struct Output {
-  std::string text;
-  int status;
-};
-
-Output run(const std::string& command) {
-  Output output;
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) output.text.append(buffer, n);
-  output.status = pclose(pipe);
-  return output;
-}
 
 const std::string kSmall = " --dim 24 --heads 6 --kv-heads 2 --layers 3 --hidden 40 --seq 16 --batch 8 --steps 3";
 
@@ -87,38 +60,38 @@ const Case kCases[] = {
     {"16_offload", 8, ""},
 };
 
-bool proved(const Output& output, const std::string& lesson) {
+bool proved(const Ended& ended, const std::string& lesson) {
   const std::string name = lesson.substr(3);
-  return output.status == 0 && output.text.find("\nsummary\t" + name + "\tproved\t") != std::string::npos;
+  return ended.status == 0 && ended.text.find("\nsummary\t" + name + "\tproved\t") != std::string::npos;
 }
 
 }  // namespace
 
 TEST_CASE("stages: each proves itself, ranks as threads") {
   for (const Case& c : kCases) {
-    const std::string command = here() + "/" + c.lesson + kSmall + " --threads " + std::to_string(c.ranks) + " " + c.options;
+    const std::string command = built(c.lesson) + kSmall + " --threads " + std::to_string(c.ranks) + " " + c.options;
     CAPTURE(command);
-    const Output output = run(command);
-    INFO(output.text);
-    CHECK(proved(output, c.lesson));
+    const Ended ended = run(command);
+    INFO(ended.text);
+    CHECK(proved(ended, c.lesson));
   }
 }
 
 TEST_CASE("stages: each proves itself, ranks as MPI processes") {
-  if (!have_mpiexec()) return (void)std::puts("skipped: no mpiexec");
+  if (no_mpiexec()) return;
   for (const Case& c : kCases) {
     if (c.ranks == 8 || (c.ranks == 1 && std::string(c.lesson) == "01_single")) continue;
-    const std::string command = "MPIEXEC_TIMEOUT=60 mpiexec -n " + std::to_string(c.ranks) + " " + here() + "/" + c.lesson +
+    const std::string command = "mpiexec -n " + std::to_string(c.ranks) + " " + built(c.lesson) +
                                 kSmall + " " + c.options;
     CAPTURE(command);
-    const Output output = run(command);
-    INFO(output.text);
-    CHECK(proved(output, c.lesson));
+    const Ended ended = run(command);
+    INFO(ended.text);
+    CHECK(proved(ended, c.lesson));
   }
 }
 
 TEST_CASE("stages: threads and processes print the same numbers") {
-  if (!have_mpiexec()) return (void)std::puts("skipped: no mpiexec");
+  if (no_mpiexec()) return;
   auto numbers = [](const std::string& text) {  // the proof's lines: bytes and differences, no times
     std::string lines;
     size_t at = text.find("\nproof of");
@@ -128,9 +101,9 @@ TEST_CASE("stages: threads and processes print the same numbers") {
   };
   for (const char* lesson : {"02_dp", "03_ring", "04_ddp", "10_zero_bubble", "15_zero3", "16_offload"}) {
     CAPTURE(lesson);
-    const std::string program = here() + "/" + lesson + kSmall + (std::string(lesson) == "03_ring" ? " --largest 0" : "");
+    const std::string program = built(lesson) + kSmall + (std::string(lesson) == "03_ring" ? " --largest 0" : "");
     const std::string threads = numbers(run(program + " --threads 3").text);
-    const std::string processes = numbers(run("MPIEXEC_TIMEOUT=60 mpiexec -n 3 " + program).text);
+    const std::string processes = numbers(run("mpiexec -n 3 " + program).text);
     CHECK(!threads.empty());
     CHECK(threads == processes);
   }
@@ -139,8 +112,8 @@ TEST_CASE("stages: threads and processes print the same numbers") {
 TEST_CASE("stages: the timeline is written") {
   const std::string file = std::filesystem::temp_directory_path() / ("ringtron-trace-" + std::to_string(getpid()));
   for (const char* kind : {".json", ".svg"}) {
-    const Output output = run(here() + "/04_ddp" + kSmall + " --threads 2 --trace " + file + kind);
-    CHECK(proved(output, "04_ddp"));
+    const Ended ended = run(built("04_ddp") + kSmall + " --threads 2 --trace " + file + kind);
+    CHECK(proved(ended, "04_ddp"));
     CHECK(std::filesystem::file_size(file + kind) > 1000);
     std::filesystem::remove(file + kind);
   }

@@ -11,7 +11,7 @@
 
 #include "../kernels/kernels.h"
 #include "../src/random.h"
-#define LESSON_INCLUDED
+#include "programs.h"
 #include "../lessons/06_sp.cpp"
 
 namespace {
@@ -416,15 +416,6 @@ TEST_CASE("tensor parallel: the loss over a split vocabulary, at logits of every
 }
 
 TEST_CASE("tensor parallel: what does not divide is one line with the numbers, before any work") {
-  const std::string here = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
-  auto run = [&](const std::string& command, int& status) {
-    std::string text;
-    FILE* pipe = popen((here + "/" + command + " 2>&1").c_str(), "r");
-    char buffer[4096];
-    while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-    status = pclose(pipe);
-    return text;
-  };
   struct Wrong {
     const char *options, *number;
   };
@@ -432,19 +423,18 @@ TEST_CASE("tensor parallel: what does not divide is one line with the numbers, b
     for (const Wrong& wrong : {Wrong{"--threads 3 --dim 48 --heads 8 --kv-heads 4 --hidden 48", "--heads 8"},
                                {"--threads 4 --dim 48 --heads 8 --kv-heads 2 --hidden 48", "--kv-heads 2"},
                                {"--threads 2 --dim 48 --heads 8 --kv-heads 4 --hidden 49", "--hidden 49"}}) {
-      int status = 0;
-      const std::string text = run(lesson + " --steps 1 " + wrong.options, status);
-      CAPTURE(text);
-      CHECK(status != 0);
-      CHECK(text.find(wrong.number) != std::string::npos);
-      CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+      const Ended ended = run(built(lesson) + " --steps 1 " + wrong.options);
+      CAPTURE(ended.text);
+      CHECK(ended.status != 0);
+      CHECK(ended.says(wrong.number));
+      CHECK(std::count(ended.text.begin(), ended.text.end(), '\n') == 1);
     }
-  int status = 0;
-  const std::string text = run("06_sp --threads 2 --dim 16 --heads 2 --kv-heads 2 --hidden 8 --seq 5 --batch 3 --steps 1", status);
-  CAPTURE(text);
-  CHECK(status != 0);
-  CHECK(text.find("cuts the 15 tokens of a micro-batch between 2 ranks") != std::string::npos);
-  CHECK(text.find("step ") == std::string::npos);
+  const Ended ended =
+      run(built("06_sp --threads 2 --dim 16 --heads 2 --kv-heads 2 --hidden 8 --seq 5 --batch 3 --steps 1"));
+  CAPTURE(ended.text);
+  CHECK(ended.status != 0);
+  CHECK(ended.says("cuts the 15 tokens of a micro-batch between 2 ranks"));
+  CHECK_FALSE(ended.says("step "));
 }
 
 TEST_CASE("tensor parallel: activations by our formula and by Megatron's") {

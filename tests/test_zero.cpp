@@ -10,6 +10,7 @@
 #include "../lessons/15_zero3.cpp"
 #include "../lessons/16_offload.cpp"
 #include "../src/random.h"
+#include "programs.h"
 
 #ifndef RINGTRON_CUDA
 #include "../src/sim/sim.h"
@@ -122,16 +123,6 @@ void check_equal(const Trained& mine, const Trained& one) {
   CHECK(worst(mine.weights, one.weights) < kNear);
 }
 
-std::string run(const std::string& command) {
-  const std::string here = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
-  std::string text;
-  FILE* pipe = popen((here + "/" + command + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-  pclose(pipe);
-  return text;
-}
-
 // The numbers that follow `label` on its line of a printed table.
 std::vector<double> numbers(const std::string& text, const std::string& label) {
   std::vector<double> all;
@@ -174,7 +165,8 @@ TEST_CASE("zero: golden bytes, and multiples of Psi (d-1)/d that are sent") {
 }
 
 TEST_CASE("zero: make memory prints the table of a model that is only calculated") {
-  const std::string text = run("memory --params 7.5e9 --dp 64"), eight = run("memory --params 7.5e9 --dp 8");
+  const std::string text = run(built("memory --params 7.5e9 --dp 64")).text,
+                    eight = run(built("memory --params 7.5e9 --dp 8")).text;
   INFO(text);
   using Row = std::vector<double>;  // parameters, gradients, optimizer, all, saves, host, multiple
   auto first = [](Row row, size_t n) { row.resize(std::min(n, row.size())); return row; };
@@ -184,8 +176,8 @@ TEST_CASE("zero: make memory prints the table of a model that is only calculated
   CHECK(first(numbers(text, "ZeRO-3"), 7) == Row{0.2, 0.2, 1.4, 1.9, 64, 0, 3});
   CHECK(first(numbers(eight, "ZeRO-1"), 5).back() == 2.91);
   CHECK(first(numbers(eight, "ZeRO-2"), 5).back() == 4.27);
-  CHECK(run("memory --dp 0").find("memory: --dp is 0") == 0);
-  CHECK(run("15_zero3 --threads 4 --shard 3").find("--shard 3 x --replicate 1 is not 4") != std::string::npos);
+  CHECK(run(built("memory --dp 0")).says("memory: --dp is 0"));
+  CHECK(run(built("15_zero3 --threads 4 --shard 3")).says("--shard 3 x --replicate 1 is not 4"));
 }
 
 TEST_CASE("zero: equals one rank, also ragged, tied and with micro-batches") {
@@ -391,7 +383,7 @@ TEST_CASE("zero: the printed tables, for 1, 2 and 4 ranks, against arithmetic by
     double Psi = 0, padded = 0;
     for (int64_t unit : units) Psi += double(unit), padded += double((unit + d - 1) / d * d);
     auto table = [&](const char* lesson, const std::string& options) {
-      return run(lesson + model + " --batch 8 --threads " + std::to_string(d) + options);
+      return run(built(lesson) + model + " --batch 8 --threads " + std::to_string(d) + options).text;
     };
     struct Row {
       const char* lesson;
@@ -417,7 +409,7 @@ TEST_CASE("zero: the printed tables, for 1, 2 and 4 ranks, against arithmetic by
       CHECK(sent[1] == sent[0]);
       CHECK(std::abs(sent[2] - want.sent * Psi * peer / d) <= 0.5);
       // Weights travel, not activations: the batch does not matter. (X35)
-      const std::string twice = run(want.lesson + model + " --batch 16 --threads " + std::to_string(d));
+      const std::string twice = run(built(want.lesson) + model + " --batch 16 --threads " + std::to_string(d)).text;
       CHECK(numbers(twice, "sent per step, elements") == sent);
     }
   }

@@ -13,7 +13,6 @@
 #include "../src/formulas.h"
 #include "../src/lesson.h"
 
-#define LESSON_INCLUDED
 namespace dp_lesson {
 #include "../lessons/02_dp.cpp"
 }

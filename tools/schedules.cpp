@@ -3,7 +3,6 @@
 //   make schedules ARGS="--p 4 --m 8 --v 2"        also writes out/schedules-<name>.svg
 //
 // The orders are those of the lessons, the timetable is src/pipeline.h's.
-#define LESSON_INCLUDED
 #include "../lessons/07_gpipe.cpp"
 #include "../lessons/08_1f1b.cpp"
 #include "../lessons/09_interleaved.cpp"
