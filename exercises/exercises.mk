@@ -26,7 +26,7 @@ ex-prove:        ## prove the exercises: skeletons fail, solutions pass, each ty
 $(EX_SLUGS:%=ex-%): ex-%: FORCE
 	@$(EX_SH) one $*
 endif
-ex-skeletons:    # writes exercises/<slug>.cpp anew from exercises/src; what you wrote is kept in <slug>.cpp.backup
+ex-skeletons:    # writes exercises/<slug>.cpp anew from exercises/src; what you wrote is kept in <slug>.cpp.backup1, 2, ...
 	@$(EX_SH) skeletons
 $(EX_SLUGS:%=hint-%): hint-%: FORCE
 	@$(EX_SH) hint $* $(or $(LEVEL),1)

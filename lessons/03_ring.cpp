@@ -8,6 +8,8 @@
 //
 // Every rank sends 2X - |c(r+1)| - |c(r+2)| elements, about 2 (n-1)/n X: it hardly grows with n, and all ports carry
 // the same. Time: 2 (n-1) latencies + 2 (n-1)/n X / bandwidth.                              notes/all_reduce.md
+#include <algorithm>
+
 #include "../src/data_parallel.h"
 #include "../src/lesson.h"
 #include "../kernels/kernels.h"

@@ -10,6 +10,7 @@
 // With several micro-batches only the last one triggers (no_sync in PyTorch): one reduction a step, not m.
 // Sent per rank: 2 Psi (n-1)/n, as without overlap. Exposed communication = step time - time of the same step without
 // communication.                                                                                  notes/ddp.md
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -143,7 +144,7 @@ static Options ddp_defaults(Options o) {
   o.world.threads = 4;
   o.steps = 20;
   o.model.layers = 4;
-  o.extra["bucket-kb"] = {512, "size at which a bucket is full, kilobytes (PyTorch: 25 MB)"};
+  o.extra["bucket-kb"] = {512, "size at which a bucket is full, kilobytes (PyTorch: 25 MiB, the first 1 MiB)"};
   o.extra["unit-ms"] = {0, "ms that the backward of a unit takes at least, to see overlap on a busy machine; 0: off"};
   o.extra["overlap"] = {1, "1: reduce while backward computes; 0: after it"};
   return o;

@@ -218,7 +218,7 @@ TEST_CASE("lesson: --help names every option, its default and unit") {
        {"--data TEXT=lessons/corpus.txt", "text file (bytes", "--save TEXT", "folder to write", "--load TEXT",
         "folder to continue from", "--seed UINT=1", "--vocab INT=256", "token ids", "--dim INT=128", "elements",
         "--layers INT=2", "blocks", "--heads INT=8", "--kv-heads INT=4", "--hidden INT=0", "--seq INT=128",
-        "tokens of a sample", "--tied", "--steps INT=300", "optimizer steps", "--stop-after INT=0", "--batch INT=16",
+        "tokens of a sample", "--tied", "--steps INT=200", "optimizer steps", "--stop-after INT=0", "--batch INT=16",
         "samples", "--micro-batches INT=1", "--lr FLOAT=0.003", "--warmup INT=10", "steps of linear",
         "--weight-decay FLOAT=0.1", "--clip FLOAT=1", "--sample INT=200", "tokens of text", "--log-every INT=25",
         "steps between", "--no-proof", "--logits TEXT"})
