@@ -234,8 +234,7 @@ $(OUT)/bench $(OUT)/bench_zero $(OUT)/notes_check $(OUT)/mpi_nccl $(OUT)/bench_a
 
 # The one file that also includes NVIDIA's headers, to hold our declarations against them.
 $(OUT)/tests/test_sim_contract.o $(OUT)/tests/test_nccl_contract.o: CXXFLAGS := $(CUDA_HOME:%=-I%/include) $(CXXFLAGS)
-# A test's messages print text, not its address.
-$(OUT)/tests/test_%.o: CXXFLAGS += -O1 -DDOCTEST_CONFIG_TREAT_CHAR_STAR_AS_STRING
+$(OUT)/tests/test_%.o: CXXFLAGS += -O1
 
 comma := ,
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

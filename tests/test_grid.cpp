@@ -103,7 +103,7 @@ TEST_CASE(
     const int world = g.world();
     g.validate(world);
     bool all = g.etp * g.ep * g.edp() * g.pp == world;
-    for (const char* kind : {"tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-dp", "tp-pp", "tp-cp-dp-pp", "etp",
+    for (const std::string kind : {"tp", "cp", "dp", "pp", "dp-cp", "tp-cp", "tp-dp", "tp-pp", "tp-cp-dp-pp", "etp",
                              "ep", "edp", "etp-ep", "ep-edp", "etp-ep-edp-pp"}) {
       const std::string name = kind;
       int size = 1;
@@ -120,7 +120,7 @@ TEST_CASE(
         all = all && int(group.size()) == size;
         for (size_t i = 1; i < group.size(); ++i) {
           bool differs = false;
-          for (const char* axis :
+          for (const std::string axis :
                {expert ? "etp" : "tp", expert ? "ep" : "cp", expert ? "edp" : "dp", "pp"}) {
             const bool same = g.coordinate(group[i], axis) == g.coordinate(group[0], axis);
             const bool free = std::find(inside.begin(), inside.end(), axis) != inside.end();

@@ -214,7 +214,7 @@ TEST_CASE("lesson: --help names every option, its default and unit") {
   CHECK(r.status == 0);
   CHECK(r.err == "");
   CHECK(has(r.out, "one GPU"));
-  for (const char* part :
+  for (const std::string part :
        {"--data TEXT=lessons/corpus.txt", "text file (bytes", "--save TEXT", "folder to write", "--load TEXT",
         "folder to continue from", "--seed UINT=1", "--vocab INT=256", "token ids", "--dim INT=128", "elements",
         "--layers INT=2", "blocks", "--heads INT=8", "--kv-heads INT=4", "--hidden INT=0", "--seq INT=128",
@@ -523,7 +523,7 @@ TEST_CASE("lesson: a checkpoint that is cut short, incomplete or of another mode
     bad(parts);
   };
   fresh();
-  for (const char* garbage : {"garbage", "[]", "{}", "{\"vocab_size\": 1", "null"}) {
+  for (const std::string garbage : {"garbage", "[]", "{}", "{\"vocab_size\": 1", "null"}) {
     write(save + "/config.json", garbage);
     bad({"config.json"});
   }

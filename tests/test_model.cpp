@@ -96,7 +96,7 @@ GlobalBatch random_batch(const Options& o, uint64_t step, int ignored = 0) {
 }  // namespace
 
 TEST_CASE("the model agrees with PyTorch: logits, loss, every gradient, norm, parameters after three steps") {
-  for (const char* name : {"untied", "tied"}) {
+  for (const std::string name : {"untied", "tied"}) {
     CAPTURE(name);
     const std::string path = std::string("tests/reference/llama_") + name + ".safetensors";
     Reference reference(path);

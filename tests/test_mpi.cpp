@@ -43,7 +43,7 @@ TEST_CASE("mpi: when a rank goes wrong, all stop within 5 seconds, say why, and 
   };
   for (const Case& c : cases)
     for (int n : {2, 4}) {
-      CAPTURE(c.mode);
+      CAPTURE(std::string(c.mode));
       CAPTURE(n);
       const auto out = mpi(n, std::string("--fail=") + c.mode);
       CAPTURE(out.text);

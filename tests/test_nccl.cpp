@@ -219,7 +219,7 @@ TEST_CASE("nccl: ranks that disagree get an error that names both") {
   for (auto& c : cases)
     for (int n : {2, 4}) {
       if (n == 2 && std::string(c.what) == "count") continue;  // rank 2 differs
-      CAPTURE(c.what);
+      CAPTURE(std::string(c.what));
       CAPTURE(n);
       const auto out = run(n, [&](int rank, Problems&) {
         ncclComm_t comm = world_comm();

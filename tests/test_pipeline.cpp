@@ -265,7 +265,7 @@ TEST_CASE("pipeline: lessons refuse what does not fit, in one line") {
            Wrong{"08_1f1b --threads 4 --layers 3", "--layers 3 for 4 stages leaves one without a layer"},
            Wrong{"07_gpipe --threads 2 --layers 2 --pace -1", "--pace is -1"},
        }) {
-    CAPTURE(w.command);
+    CAPTURE(std::string(w.command));
     const Ended ended = run(built(w.command));
     INFO(ended.text);
     CHECK(ended.status != 0);

@@ -398,7 +398,7 @@ TEST_CASE("ranks: every way to hang is found and named, with threads and with pr
       if (mpi && !processes) continue;
       const std::string program = built("hangs --kind ") + c.options;
       const Ended ended = run(mpi ? "mpiexec -n 3 " + program : program + " --threads 3");
-      CAPTURE(c.options);
+      CAPTURE(std::string(c.options));
       CAPTURE(mpi);
       CAPTURE(ended.text);
       check_failed(ended, 6);  // 5 s to stop, and the start
@@ -451,8 +451,8 @@ TEST_CASE("ranks: lessons started with different options on different ranks fail
   for (const Case& c : cases) {
     const std::string program = built(c.lesson) + kSmall;
     const Ended ended = run("mpiexec -n 1 " + program + c.options_0 + " : -n 1 " + program + c.options_1);
-    CAPTURE(c.lesson);
-    CAPTURE(c.options_1);
+    CAPTURE(std::string(c.lesson));
+    CAPTURE(std::string(c.options_1));
     CAPTURE(ended.text);
     check_failed(ended, 8);
     CHECK(ended.says(c.says));

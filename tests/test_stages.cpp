@@ -99,7 +99,7 @@ TEST_CASE("stages: threads and processes print the same numbers") {
     if (at != std::string::npos && end != std::string::npos) lines = text.substr(at, end - at);
     return lines;
   };
-  for (const char* lesson : {"02_dp", "03_ring", "04_ddp", "10_zero_bubble", "15_zero3", "16_offload"}) {
+  for (const std::string lesson : {"02_dp", "03_ring", "04_ddp", "10_zero_bubble", "15_zero3", "16_offload"}) {
     CAPTURE(lesson);
     const std::string program = built(lesson) + kSmall + (std::string(lesson) == "03_ring" ? " --largest 0" : "");
     const std::string threads = numbers(run(program + " --threads 3").text);

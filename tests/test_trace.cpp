@@ -149,7 +149,7 @@ TEST_CASE("trace: spans as bytes come back as they were") {
   spans[1].pale = true;
   CHECK(parse_spans(serialize(spans)) == spans);
   CHECK(parse_spans(serialize({})).empty());
-  for (const char* wrong :
+  for (const std::string wrong :
        {"", "nonsense", "[[1,2]]", "[1]", "{}x", "[[0,\"\",\"\",\"\",\"\",\"\",0,\"1\",false]]"})
     CHECK_THROWS_AS(parse_spans(wrong), Error);
   const std::string text = serialize(spans);

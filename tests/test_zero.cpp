@@ -188,7 +188,7 @@ TEST_CASE("zero: equals one rank, also ragged, tied and with micro-batches") {
     for (const Named& s : kStrategies)
       for (const auto& ranks_and_parts : {std::pair{1, 1}, {2, 4}, {3, 4}, {3, 1}}) {
         const int d = ranks_and_parts.first, parts = ranks_and_parts.second;
-        CAPTURE(s.name); CAPTURE(tied); CAPTURE(d); CAPTURE(parts);
+        CAPTURE(std::string(s.name)); CAPTURE(tied); CAPTURE(d); CAPTURE(parts);
         check_equal(train(d, c, 13, parts, s.make), one);
       }
   }
@@ -197,7 +197,7 @@ TEST_CASE("zero: equals one rank, also ragged, tied and with micro-batches") {
 TEST_CASE("zero: the owner of an element is one rank, the same for reduction, optimizer and proof") {
   for (const Named& s : kStrategies)
     for (int d : {1, 2, 3, 4, 8}) {
-      CAPTURE(s.name); CAPTURE(d);
+      CAPTURE(std::string(s.name)); CAPTURE(d);
       std::mutex mutex;
       std::map<int, std::vector<int>> owners;  // unit -> of each stored element, how many ranks update it
       std::map<int, int64_t> sizes;
@@ -392,7 +392,7 @@ TEST_CASE("zero: the printed tables, for 1, 2 and 4 ranks, against arithmetic by
     const double part = padded / d, peer = double(d - 1);
     for (const Row& want : {Row{"13_zero1", padded, padded, 1, 2}, Row{"14_zero2", padded, part, 1, 2},
                             Row{"15_zero3", part, part, 1, 3}, Row{"16_offload", padded, 0, 0, 2}}) {
-      CAPTURE(want.lesson); CAPTURE(d);
+      CAPTURE(std::string(want.lesson)); CAPTURE(d);
       const std::string text = table(want.lesson, "");
       INFO(text);
       const auto parameters = numbers(text, "parameters"), gradients = numbers(text, "gradients"),
