@@ -44,7 +44,7 @@ GlobalBatch random_batch(const ModelConfig& c, int batch) {
 }
 
 // Trains a model on random tokens: tokens/s, model FLOP/s, its share of the peak, time outside matrix products.
-void train(const char* name, const ModelConfig& c, int batch, int steps, const char* goal) {
+void train(const char* name, const ModelConfig& c, int batch, int micro_batches_a_step, int steps, const char* goal) {
   Options options;
   options.model = c;
   Device device;
@@ -61,10 +61,12 @@ void train(const char* name, const ModelConfig& c, int batch, int steps, const c
     if (step % 2) device.matmul_clock = now;  // every other step, because asking the clock also takes time
 #endif
     const double start = now();
-    const auto parts = micro_batches(device, global, one_gpu.view(batch, c.seq), 1);
+    const auto parts = micro_batches(device, global, one_gpu.view(batch, c.seq), micro_batches_a_step);
     model.start_step();
-    model.forward(parts[0]);
-    model.backward(parts[0]);
+    for (const MicroBatch& part : parts) {
+      model.forward(part);
+      model.backward(part);
+    }
     model.loss();
     const double norm = std::sqrt(model.squared_gradient_norm());
     adamw.step(1e-3f, AdamW::clip_factor(norm, 1));
@@ -90,6 +92,21 @@ void train(const char* name, const ModelConfig& c, int batch, int steps, const c
 }
 
 #ifndef RINGTRON_CUDA
+// Bytes/s of a[i] = b[i] / 2 on arrays that no cache holds, read and written. What a model does beside matrix products,
+// and the operands of small ones, cannot be faster.
+double measure_memory() {
+  const size_t n = 32 << 20;
+  std::vector<float> a(n, 1.f), b(n, 1.f);
+  std::vector<double> rates;
+  for (int run = 0; run < 5; ++run) {
+    const double start = now();
+    for (size_t i = 0; i < n; ++i) a[i] = b[i] * 0.5f;
+    rates.push_back(8.0 * double(n) / (now() - start));
+    std::swap(a, b);
+  }
+  return median(rates);
+}
+
 // CPU seconds of all ranks together (threads of this process) for some steps of training.
 template <class Strategy>
 double work(const ModelConfig& c, int batch, int ranks, int steps) {
@@ -162,17 +179,23 @@ int main(int argc, char** argv) {
     Device device;
     for (int i = 0; i < 5; ++i) peaks.push_back(measure_matmul_peak(device, kPeakSize, now) / 1e9);
     print(format("matmul/%d/peak", kPeakSize), median(peaks), "GFLOP/s");
+#ifndef RINGTRON_CUDA
+    const double memory = measure_memory() / 1e9;
+    print("memory/read_and_write", memory, "GB/s");
+    print("matmul/flops_per_byte_of_memory", median(peaks) / memory, "FLOP/B");
+#endif
   }
   //                 vocab  dim  layers heads kv hidden seq
   const ModelConfig small{256, 128, 4, 8, 4, 512, 128}, large{256, 512, 6, 8, 4, 1408, 256};
-  if (wanted("single/dim128")) train("dim128", small, 16, 24, ">=62");
+  if (wanted("single/dim128")) train("dim128", small, 16, 1, 24, ">=62");
+  if (wanted("single/dim128_micro_batches_16")) train("dim128_micro_batches_16", small, 16, 16, 24, "-");
 #ifndef RINGTRON_CUDA
   if (wanted("1f1b/inflation/2")) print("1f1b/inflation/2", pipeline_inflation(2), "x", "<=1.15");
 #endif
-  if (wanted("single/dim512")) train("dim512", large, 4, 12, ">=87");
+  if (wanted("single/dim512")) train("dim512", large, 4, 1, 12, ">=87");
 #ifdef RINGTRON_CUDA
   const ModelConfig gpu{32000, 2048, 16, 16, 8, 5632, 1024};  // about 900 M parameters
-  if (wanted("single/gpu")) train("gpu", gpu, 8, 8, "-");
+  if (wanted("single/gpu")) train("gpu", gpu, 8, 1, 8, "-");
 #else
   const ModelConfig middle{256, 256, 4, 8, 4, 704, 128};
   if (wanted("ddp/inflation")) inflation<BucketsOfAMegabyte>("ddp", middle, 32, 4, "<=1.15");
