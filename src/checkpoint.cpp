@@ -65,16 +65,6 @@ std::vector<int64_t> shape_of(const Param& p) {
   return p.vector ? std::vector<int64_t>{p.columns} : std::vector<int64_t>{p.rows, p.columns};
 }
 
-void require_whole(AdamW& adamw) {
-  Transformer& model = adamw.model();
-  for (const Param& p : Params::describe(model.config())) {
-    Param* mine = model.params().find(p.name);
-    if (!mine || mine->local_size() != p.rows * p.columns || model.parallel().shard().count != 1)
-      throw Error("--save and --load need a rank that holds the whole model, and this one holds a part of it; "
-                  "saving from any layout is what lesson 21 is about");
-  }
-}
-
 // Visits the optimizer's arrays of every parameter: name in the file, device pointer, parameter.
 template <class Visit>
 void each_state(AdamW& adamw, Visit visit) {
@@ -124,6 +114,15 @@ void check_target(const std::string& folder) {
 
 }  // namespace
 
+bool holds_whole(AdamW& adamw) {
+  Transformer& model = adamw.model();
+  for (const Param& p : Params::describe(model.config())) {
+    Param* mine = model.params().find(p.name);
+    if (!mine || mine->local_size() != p.rows * p.columns || model.parallel().shard().count != 1) return false;
+  }
+  return true;
+}
+
 void check_writable(const std::string& folder) {
   check_target(folder);
   const fs::path trial = beside(clean(folder));
@@ -139,7 +138,6 @@ void check_writable(const std::string& folder) {
 }
 
 void save_checkpoint(const std::string& folder, AdamW& adamw, int64_t step) {
-  require_whole(adamw);
   Transformer& model = adamw.model();
   const fs::path to = clean(folder), fresh = beside(to);
 
@@ -202,7 +200,6 @@ Checkpoint read_checkpoint(const std::string& folder) {
 }
 
 int64_t restore(const Checkpoint& from, AdamW& adamw) {
-  require_whole(adamw);
   Transformer& model = adamw.model();
   const std::string weights = from.folder + "/model.safetensors", state = from.folder + "/optimizer.safetensors";
   for (const auto& [name, tensor] : from.weights.tensors)  // more than fits here: another model, cut down unseen

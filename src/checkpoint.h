@@ -6,6 +6,8 @@
 #include "adamw.h"
 #include "safetensors.h"
 
+// Whether this rank has all of the model and of the optimizer's state, as save_checkpoint and restore need it.
+bool holds_whole(AdamW&);
 // Written beside `folder` first and then exchanged with it, so an interrupted save leaves the previous one whole.
 void save_checkpoint(const std::string& folder, AdamW&, int64_t step);
 // Throws Error now, before any work, if `folder` could not be written later, or holds anything but a checkpoint

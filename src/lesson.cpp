@@ -82,14 +82,16 @@ std::string Lesson::link_text() const {
 void Lesson::start(AdamW& adamw) {
   const ModelConfig& c = config();
   Transformer& model = adamw.model();
-  if (!holds_all_units(model)) {  // found before training, not after it
-    const std::pair<const char*, bool> whole[] = {
-        {"--save", !options_.save.empty()}, {"--sample", options_.sample > 0}, {"--logits", !options_.logits.empty()}};
-    for (auto [option, wanted] : whole)
-      if (wanted)
-        throw Error(format("%s needs a rank that holds the whole model, and here each stage holds some of its layers; "
-                           "leave it out", option));
-  }
+  // What could not be done at the end is found here, before training.
+  const bool in_parts = world_.sum(!holds_whole(adamw)) > 0, in_stages = !holds_all_units(model);
+  const std::pair<const char*, bool> impossible[] = {{"--save", in_parts && !options_.save.empty()},
+                                                     {"--load", in_parts && !options_.load.empty()},
+                                                     {"--sample", in_stages && options_.sample > 0},
+                                                     {"--logits", in_stages && !options_.logits.empty()}};
+  for (auto [option, wanted] : impossible)
+    if (wanted)
+      throw LayoutError(format("%s needs a rank that holds the whole model%s, and here each of %d ranks holds a part; "
+                               "leave it out", option, in_stages ? "" : " and optimizer", world_.size()));
   int chunks = 1;  // a chunk of a stage takes its share of the stage's time
   for (int unit = 0; unit < c.units(); ++unit) chunks = std::max(chunks, model.parallel().stage(unit) + 1);
   model.set_pace(1e-3 * options_.pace / chunks);

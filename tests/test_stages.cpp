@@ -2,6 +2,7 @@
 // it proved itself (losses, norms, gradients, parameters against one rank; bytes against the formulas).
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -106,6 +107,19 @@ TEST_CASE("stages: threads and processes print the same numbers") {
     const std::string processes = numbers(run("mpiexec -n 3 " + program).text);
     CHECK(!threads.empty());
     CHECK(threads == processes);
+  }
+}
+
+TEST_CASE("stages: a checkpoint that no rank could write whole is refused before training, in one line") {
+  const std::string folder = std::filesystem::temp_directory_path() / ("ringtron-parts-" + std::to_string(getpid()));
+  for (const std::string lesson : {"02_dp", "05_tp", "06_sp", "07_gpipe", "13_zero1", "14_zero2", "15_zero3", "16_offload"}) {
+    const std::string servers = lesson == "02_dp" ? " --servers 2" : "";
+    const Ended ended = run(built(lesson) + kSmall + " --threads 2 --save " + folder + servers);
+    INFO(ended.text);
+    CHECK(ended.status != 0);
+    CHECK(ended.says(": --save needs a rank that holds the whole model"));
+    CHECK(std::count(ended.text.begin(), ended.text.end(), '\n') == 1);
+    CHECK_FALSE(std::filesystem::exists(folder));
   }
 }
 
