@@ -5,10 +5,12 @@
 //
 // A step of training is five lines: the batch, forward, backward, the norm for clipping, the update. When several
 // GPUs share the work, they cut the batch (data parallelism), the matrices (tensor), the list of blocks (pipeline), the
-// sequence (context), or the state of the update (ZeRO). They step in through one interface, Parallel (src/parallel.h); here all of it does nothing.
+// sequence (context), or the state of the update (ZeRO). They step in through one interface, Parallel (src/parallel.h);
+// here all of it does nothing.
 //
-// What it costs on one GPU, in fp32 (notes/transformer.md derives each). Symbols: Psi parameters, L blocks, D width, H
-// heads, A = D query features, K key features, F width of the MLP, V vocabulary, T tokens of a sample, N of a micro-batch.
+// What it costs on one GPU, in fp32 (notes/transformer.md derives each). Symbols: Psi parameters, L blocks, D width,
+// H heads, A = D query features, K key features, F width of the MLP, V vocabulary, T tokens of a sample, N of a
+// micro-batch.
 //   parameters 4 Psi bytes, gradients 4 Psi, AdamW's two moments 8 Psi: 16 bytes per parameter;
 //   activations that wait for backward, for N tokens: L blocks of 4 N (4D + 2A + 2K + 3F + H T) + 8 N bytes,
 //   and 4 N (3D + V) + 4 N for the head;

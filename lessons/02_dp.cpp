@@ -30,8 +30,9 @@ struct ParameterServer : DataParallel {
     return {flat.data + s * share, {share}};
   }
 
-  // Push: in round j rank r sends to server r+j, and takes from rank r-j if it serves. So no two ranks ever wait for the
-  // same port, if there are several servers; and a server adds in a fixed order, so the sums are the same bits every time.
+  // Push: in round j rank r sends to server r+j, and takes from rank r-j if it serves. So no two ranks ever wait for
+  // the same port, if there are several servers; and a server adds in a fixed order, so the sums are the same bits
+  // every time.
   void finish_gradients(Transformer& model) override {
     const int n = dp.size(), r = dp.rank();
     for (Unit& unit : model.params().units()) {

@@ -112,7 +112,8 @@ static bool compare_all_reduces(Lesson& lesson, int64_t largest) {
   }
   if (n > 1) {  // latency from the smallest sizes, bandwidth from the largest
     const double alpha = times.front() / (2 * double(n - 1));
-    const double beta = (times.back() - times.front()) / (2 * double(n - 1) / double(n) * (sizes.back() - sizes.front()));
+    const double beta =
+        (times.back() - times.front()) / (2 * double(n - 1) / double(n) * (sizes.back() - sizes.front()));
     lesson.print("  fit     alpha %.1f us per step, %.2f GB/s per rank\n", 1e6 * alpha, 1e-9 / beta);
   }
   lesson.print("  %-4s sums of integers are exact, all three ways\n", right ? "ok" : "FAIL");

@@ -11,9 +11,10 @@
 // The vocabulary is cut too. Embedding: a rank without a token's row gives zeros, and g sums. Head: f, then each rank
 // has the logits of V/t words, and the softmax needs three reductions of one number a token, never the logits.
 //
-// Sent per rank, for N = b s tokens of a micro-batch of width h, in elements (to the byte below: chunks are uneven):
-//   4 all-reduces of N h in each block: 8 b s h (t-1)/t; 2 more for embedding and head: 4 b s h (t-1)/t;
-//   the loss: 6 b s (t-1)/t. Held: 1/t of all matrices; norms, and the stream between the pairs, whole on every rank.
+// Sent per rank, for the N tokens of a micro-batch and width D, in elements (to the byte below: chunks are uneven;
+// Megatron's papers write b s h for our N D):
+//   4 all-reduces of N D in each block: 8 N D (t-1)/t; 2 more for embedding and head: 4 N D (t-1)/t;
+//   the loss: 6 N (t-1)/t. Held: 1/t of all matrices; norms, and the stream between the pairs, whole on every rank.
 //                                                                                       notes/tensor_parallel.md
 #include "../src/formulas.h"
 #include "../src/lesson.h"
@@ -23,7 +24,8 @@ struct TensorParallel : Parallel {
     const int t = tp.size();
     if (c.heads % t || c.kv_heads % t || c.hidden % t)
       throw LayoutError(format("tensor parallelism over %d ranks needs --heads %d, --kv-heads %d and --hidden %d to be "
-                               "multiples of %d; change them, or the number of ranks", t, c.heads, c.kv_heads, c.hidden, t));
+                               "multiples of %d; change them, or the number of ranks",
+                               t, c.heads, c.kv_heads, c.hidden, t));
   }
 
   // Part r of t: whole heads and their key heads, rows of the MLP, words of the vocabulary (V need not divide).
@@ -79,11 +81,13 @@ LESSON(tp, "tensor parallelism: every weight matrix is cut, every token is on ev
     sent += (4 * L + 2) * B * all_reduce_sent(N * D, t, r) + 3 * 4 * all_reduce_sent(N, t, r);
     calls += 4 * L + 2 + 3;
   }
-  lesson.expect_sent("world", "all_reduce", steps * sent, "steps sum over micro-batches of (4L + 2) B ring(N D) + 3 x 4 ring(N)");
+  lesson.expect_sent("world", "all_reduce", steps * sent,
+                     "steps sum over micro-batches of (4L + 2) B ring(N D) + 3 x 4 ring(N)");
   lesson.expect_calls("world", "all_reduce", steps * calls, "steps x micro-batches x (4L + 2 + 3)");
 
   const ParameterParts parts = parameter_parts(c);
-  const int64_t Psi = (c.tied ? 1 : 2) * V * D + L * ((parts.attention + parts.mlp) / t + parts.norms) + parts.final_norm;
+  const int64_t block = (parts.attention + parts.mlp) / t + parts.norms;
+  const int64_t Psi = (c.tied ? 1 : 2) * V * D + L * block + parts.final_norm;
   lesson.expect_state(B * Psi, B * Psi, (B == 4 ? 8 : 12) * Psi);
   lesson.expect_activations(model, {int(t), false, V});
   lesson.expect_peak(Memory::communication, 0, "all-reduce works in place");

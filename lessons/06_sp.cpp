@@ -4,16 +4,16 @@
 //   sp:  x (N/t, D) -> norm -> h (N/t, D) --all-gather--> (N, D) [ cut by heads ] --reduce-scatter--> (N/t, D) + x
 //
 // Under tensor parallelism every rank holds the whole residual stream and both norms of every block, t equal copies.
-// Here rank r holds rows [r N/t, (r+1) N/t) of the flattened N = b s tokens. An all-reduce is a reduce-scatter and an
-// all-gather, so the two halves of g and f just move to either side of the norm:
+// Here rank r holds rows [r N/t, (r+1) N/t) of the N tokens, samples one after another. An all-reduce is a
+// reduce-scatter and an all-gather, so the two halves of g and f just move to either side of the norm:
 //   into a cut region:    forward all-gather, backward reduce-scatter
 //   out of a cut region:  forward reduce-scatter, backward all-gather
 // Attention still sees all positions of a sample, with H/t heads. (Ulysses and ring attention cut the sequence there.)
 //
 // What is kept for backward is the shard, so the weight gradient gathers it once more: two all-gathers a block above
-// tensor parallelism. Sent per rank and micro-batch, in elements: 10 b s h (t-1)/t for each block, 5 b s h (t-1)/t for
-// embedding and head, 6 b s (t-1)/t for the loss. A rank sees N/t tokens of each norm, so the norms' gradients are
-// summed once a step: 2 (2L+1) h (t-1)/t. Held: all activations 1/t.                   notes/sequence_parallel.md
+// tensor parallelism. Sent per rank and micro-batch, in elements: 10 N D (t-1)/t for each block, 5 N D (t-1)/t for
+// embedding and head, 6 N (t-1)/t for the loss. A rank sees N/t tokens of each norm, so the norms' gradients are
+// summed once a step: 2 (2L+1) D (t-1)/t. Held: all activations 1/t.                   notes/sequence_parallel.md
 #include "../src/lesson.h"
 #include "05_tp.cpp"  // TensorParallel
 
@@ -36,8 +36,8 @@ struct SequenceParallel : TensorParallel {
   Tensor scatter(Tensor partial) {
     const int64_t N = partial[0], t = tp.size();
     if (N % t)
-      throw LayoutError(format("sequence parallelism cuts the %lld tokens of a micro-batch between %lld ranks, and they "
-                               "do not divide; change --batch, --micro-batches or --seq", (long long)N, (long long)t));
+      throw LayoutError(format("sequence parallelism cuts the %lld tokens of a micro-batch between %lld ranks, and "
+                               "they do not divide; change --batch, --micro-batches or --seq", (long long)N, (long long)t));
     resize(shard, N / t, partial[1]);
     tp.reduce_scatter<real>(shard, partial);
     return shard;
@@ -64,8 +64,8 @@ static void show_activations(Lesson& lesson, const SequenceParallel& sp) {
   const ModelConfig& c = lesson.config();
   const int64_t N = sp.whole[0];
   const int t = sp.tp.size();
-  lesson.print("the stream and the norms are (%lld, %d) on each rank; attention's input is (%lld, %d), samples of all %d "
-               "positions\n", (long long)sp.shard[0], c.dim, (long long)N, c.dim, c.seq);
+  lesson.print("the stream and the norms are (%lld, %d) on each rank; attention's input is (%lld, %d), samples of all "
+               "%d positions\n", (long long)sp.shard[0], c.dim, (long long)N, c.dim, c.seq);
   const double s = c.seq, b = double(N) / s, h = c.dim, a = c.heads;
   lesson.print("activations of a block for backward, bytes (t = %d, N = %lld)\n", t, (long long)N);
   lesson.print("  %-28s %12s %26s\n", "", "ours", "Megatron's GPT, 16 bits");
@@ -108,15 +108,18 @@ LESSON(sp, "Megatron's sequence parallelism: what tensor parallelism left whole 
     loss += 3 * 4 * all_reduce_sent(part.N(), t, r);
   }
   const int64_t norms = (2 * L + 1) * B * all_reduce_sent(D, t, r);
-  lesson.expect_sent("world", "all_gather", steps * (6 * L + 3) * B * tokens * D / t * (t - 1), "steps (6L + 3) B N D (t-1)/t");
-  lesson.expect_sent("world", "reduce_scatter", steps * (4 * L + 2) * B * tokens * D / t * (t - 1), "steps (4L + 2) B N D (t-1)/t");
+  lesson.expect_sent("world", "all_gather", steps * (6 * L + 3) * B * tokens * D / t * (t - 1),
+                     "steps (6L + 3) B N D (t-1)/t");
+  lesson.expect_sent("world", "reduce_scatter", steps * (4 * L + 2) * B * tokens * D / t * (t - 1),
+                     "steps (4L + 2) B N D (t-1)/t");
   lesson.expect_sent("world", "all_reduce", steps * (norms + loss), "steps ((2L + 1) B ring(D) + 3 x 4 ring(N))");
   lesson.expect_calls("world", "all_gather", steps * parts * (6 * L + 3), "steps x micro-batches x (6L + 3)");
   lesson.expect_calls("world", "reduce_scatter", steps * parts * (4 * L + 2), "steps x micro-batches x (4L + 2)");
   lesson.expect_calls("world", "all_reduce", steps * (2 * L + 1 + 3 * parts), "steps x (2L + 1 + 3 x micro-batches)");
 
   const ParameterParts sizes = parameter_parts(c);
-  const int64_t Psi = (c.tied ? 1 : 2) * V * D + L * ((sizes.attention + sizes.mlp) / t + sizes.norms) + sizes.final_norm;
+  const int64_t block = (sizes.attention + sizes.mlp) / t + sizes.norms;
+  const int64_t Psi = (c.tied ? 1 : 2) * V * D + L * block + sizes.final_norm;
   lesson.expect_state(B * Psi, B * Psi, (B == 4 ? 8 : 12) * Psi);
   lesson.expect_activations(model, {int(t), true, V});
   lesson.expect_peak(Memory::communication, B * most * D + B * most / t * D, "one gathered (N, D), one shard (N/t, D)");

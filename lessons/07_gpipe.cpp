@@ -1,8 +1,8 @@
 // 07_gpipe.cpp - a pipeline: each rank holds some of the layers, and micro-batches flow through them.
 //
 //   rank 0: embedding, blocks 1-2   rank 1: blocks 3-4   rank 2: blocks 5-6   rank 3: blocks 7-8, head, loss
-//                    --- activation (b, s, h) of each micro-batch --->
-//                    <--- its gradient (b, s, h) ----------------------
+//                    --- activation (N, D) of each micro-batch ------>
+//                    <--- its gradient (N, D) --------------------------
 //
 //   stage 0  F0F1F2F3..................B0--B1--B2--B3--      GPipe: all forwards, then all backwards
 //   stage 1  ..F0F1F2F3............B0--B1--B2--B3--
@@ -10,7 +10,7 @@
 //   stage 3  ......F0F1F2F3B0--B1--B2--B3--
 //
 // Time of a step: (m + p-1)(tF + tB). Bubble: (p-1)/m over the ideal time m (tF + tB); (p-1)/(m + p-1) of the step.
-// Sent: b s h elements per boundary and micro-batch in each direction, over p-1 boundaries.
+// Sent: N D elements per boundary and micro-batch in each direction, over p-1 boundaries.
 // Held: 1/p of parameters, gradients and optimizer state, but the activations of all m micro-batches.
 //                                                                                  notes/pipeline_parallel.md
 #include "../src/lesson.h"
@@ -44,9 +44,9 @@ LESSON(gpipe, "a pipeline: all forwards, then all backwards", pipeline_defaults(
 
   // A stage in the middle sends an activation down and a gradient up for each micro-batch, the first and last one.
   const int64_t steps = int64_t(lesson.steps().size()), m = lesson.options().micro_batches;
-  const int64_t bsh = int64_t(lesson.options().batch) * lesson.config().seq * lesson.config().dim;  // of the m together
-  lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * bsh,
-                     "steps x (neighbours) x B b s h of each micro-batch");
+  const int64_t ND = int64_t(lesson.options().batch) * lesson.config().seq * lesson.config().dim;  // of all m together
+  lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * ND,
+                     "steps x (neighbours) x B N D of each micro-batch");
   lesson.expect_calls("world", "send", steps * m * pipeline.sends(), "steps x m x (neighbours)");
   pipeline.expect(lesson);
   lesson.finish(adamw);

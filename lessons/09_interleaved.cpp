@@ -20,7 +20,8 @@ Order interleaved_order(int p, int i, int m, int v) {
   if (m % p)
     throw Error(format("--micro-batches %d is not a multiple of the %d ranks; the interleaved schedule sends "
                        "micro-batches in groups of that size", m, p));
-  // The k-th piece of work: p micro-batches through the first chunk, the same p through the second, ...; then the next p.
+  // The k-th piece of work: p micro-batches through the first chunk, the same p through the second, ...; then the
+  // next p.
   auto forward = [=](int k) { return Op{Op::forward, k / (p * v) * p + k % p, k / p % v}; };
   auto backward = [=](int k) { return Op{Op::backward, k / (p * v) * p + k % p, v - 1 - k / p % v}; };
   const int all = m * v, warm_up = std::min(2 * (p - i - 1) + (v - 1) * p, all);
@@ -57,9 +58,9 @@ LESSON(interleaved, "interleaved 1F1B: several chunks of layers a rank, a smalle
 
   // Every chunk has a neighbour above and below, except the first and the last of the model.
   const int64_t steps = int64_t(lesson.steps().size()), m = lesson.options().micro_batches;
-  const int64_t bsh = int64_t(lesson.options().batch) * lesson.config().seq * lesson.config().dim;  // of the m together
-  lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * bsh,
-                     "steps x (neighbours of its v chunks) x B b s h of each micro-batch");
+  const int64_t ND = int64_t(lesson.options().batch) * lesson.config().seq * lesson.config().dim;  // of all m together
+  lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * ND,
+                     "steps x (neighbours of its v chunks) x B N D of each micro-batch");
   lesson.expect_calls("world", "send", steps * m * pipeline.sends(), "steps x m x (neighbours of its v chunks)");
   pipeline.expect(lesson);
   lesson.finish(adamw);

@@ -158,7 +158,9 @@ LESSON(zero2, "ZeRO-2: gradients are divided too, as soon as backward has them",
   lesson.expect_calls("world", "all_gather", steps * units, "steps x units");
   lesson.expect_peak(Memory::parameters, B * Psi, "B Psi");
   lesson.expect_peak(Memory::gradients, B * (Psi / d + zero2.most_whole(model.params(), m)),
-                     k < m ? "B (Psi/d + Psi)" : zero2.overlap ? "B (Psi/d + largest adjacent pair of units)" : "B (Psi/d + largest unit)");
+                     k < m           ? "B (Psi/d + Psi)"
+                     : zero2.overlap ? "B (Psi/d + largest adjacent pair of units)"
+                                     : "B (Psi/d + largest unit)");
   lesson.expect_peak(Memory::optimizer, state * adamw.elements(), "8 or 12 bytes per parameter of the own parts");
   lesson.expect_peak(Memory::communication, k > 1 ? B * largest / d : 0, "B largest unit/d, if sums are added up");
   lesson.expect_activations(model);

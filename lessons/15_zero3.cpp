@@ -109,8 +109,8 @@ LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", ze
   if (s == 0) s = r > 0 ? all.size() / r : all.size();
   if (r == 0) r = s > 0 ? all.size() / s : 0;
   if (s < 1 || r < 1 || s * r != all.size())
-    throw Error(format("--shard %d x --replicate %d is not %d, the number of ranks; choose two whose product it is", s, r,
-                       all.size()));
+    throw Error(format("--shard %d x --replicate %d is not %d, the number of ranks; choose two whose product it is", s,
+                       r, all.size()));
   std::unique_ptr<Group> shards, replicas;  // neighbours divide: inside a node, links are fast
   if (r > 1) {
     shards = lesson.world().split(all.rank() / s, all.rank(), "shard");
@@ -155,7 +155,8 @@ LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", ze
   lesson.expect_calls(group, "all_gather", steps * calls, "steps m units, twice unless kept");
   lesson.expect_calls(group, "reduce_scatter", steps * k * units, "steps k units");
   if (replicas)
-    lesson.expect_sent("replicate", "all_reduce", steps * B * replicated, "steps B sum of 2X - |c(r+1)| - |c(r+2)|, X = unit/s");
+    lesson.expect_sent("replicate", "all_reduce", steps * B * replicated,
+                       "steps B sum of 2X - |c(r+1)| - |c(r+2)|, X = unit/s");
   lesson.expect_peak(Memory::parameters, B * (Psi / s + zero3.most_gathered(model.params())),
                      zero3.keep_parameters ? "B (Psi/d + Psi)"
                      : zero3.prefetch      ? "B (Psi/d + largest adjacent pair of units)" : "B (Psi/d + largest unit)");

@@ -98,7 +98,8 @@ LESSON(offload, "ZeRO-Offload: optimizer state and update in host memory", offlo
   lesson.expect_calls("world", "all_gather", steps * units, "steps x units");
   lesson.expect_peak(Memory::parameters, B * Psi, "B Psi");
   lesson.expect_peak(Memory::gradients, B * offload.most_whole(model.params(), m, d),
-                     k < m ? "B (Psi + head/d), or below a small head more" : "B (largest adjacent pair of units, and 1/d of the first)");
+                     k < m ? "B (Psi + head/d), or below a small head more"
+                           : "B (largest adjacent pair of units, and 1/d of the first)");
   lesson.expect_peak(Memory::optimizer, 0, "nothing");
   lesson.expect_peak(Memory::communication, 0, "nothing");
   lesson.expect_peak(Memory::host, 2 * B * Psi / d + state * adamw.elements() + (k > 1 ? B * largest / d : 0),
