@@ -1,6 +1,6 @@
 // 10_zero_bubble.cpp - ZB-H1: backward in two halves, so that the weights' half can fill the bubble.
 //
-//   backward of a linear layer y = x W^T:   B: dx = dy W     the stage below waits for it
+//   backward of a linear layer y = x W^T:   B: dx = dy W     the stage above waits for it
 //                                           W: dW = dy^T x   nobody waits for it, until the update
 //
 //   stage 0  F0F1F2F3......B0W0F4B1W1F5B2W2F6B3W3F7B4W4B5W5B6W6B7W7    p-i-1 forwards; then for each j a forward,
