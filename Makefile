@@ -5,7 +5,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-MAKEFLAGS += --no-print-directory -j$(shell nproc)
+MAKEFLAGS += --no-print-directory
+ifeq ($(MAKELEVEL),0)  # a make that is started by this one shares its jobs
+MAKEFLAGS += -j$(shell nproc)
+endif
 
 ifeq ($(origin CXX),default)
 CXX := g++
@@ -135,7 +138,7 @@ run: info all    ## run every stage, then print one table
 	@scripts/run_all.sh $(OUT) "$(LESSONS)" "$(RANKS)" "$(HAVE_MPI)" $(ARGS)
 
 $(STAGES:%=run-%): run-%: FORCE
-	@$(MAKE) $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS))))
+	@$(MAKE) -s $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS))))
 	@scripts/run_stage.sh $(OUT)/$(notdir $(basename $(filter %_$*.cpp,$(LESSONS)))) "$(RANKS)" "$(HAVE_MPI)" \
 	  $(if $(TRACE),--trace out/$*.json) $(ARGS)
 

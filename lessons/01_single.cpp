@@ -10,7 +10,7 @@
 //
 // What it costs on one GPU, in fp32 (notes/transformer.md derives each). Symbols: Psi parameters, L blocks, D width,
 // H heads, A = D query features, K key features, F width of the MLP, V vocabulary, T tokens of a sample, N of a
-// micro-batch.
+// micro-batch, B bytes of an element (4, in bf16 2).
 //   parameters 4 Psi bytes, gradients 4 Psi, AdamW's two moments 8 Psi: 16 bytes per parameter;
 //   activations that wait for backward, for N tokens: L blocks of 4 N (4D + 2A + 2K + 3F + H T) + 8 N bytes,
 //   and 4 N (3D + V) + 4 N for the head;

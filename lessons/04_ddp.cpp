@@ -34,13 +34,9 @@ struct Ddp : DataParallel {
     for (Bucket& bucket : buckets) cudaEventDestroy(bucket.ready), cudaEventDestroy(bucket.done);
   }
 
-  // Called after the backward of every unit; `last`: of the last micro-batch, so this unit's gradients are complete.
+  // Called after forward and after backward of every unit; `last`: of the last micro-batch, so gradients are complete.
   void close(Unit& unit, bool backward, bool last) override {
-    if (backward && unit_seconds > 0) {  // --unit-ms
-      dp.device().synchronize();
-      std::this_thread::sleep_for(std::chrono::duration<double>(unit_began + unit_seconds - seconds()));
-    }
-    unit_began = seconds();
+    pace(backward);
     if (!backward || !last || mode == Mode::none) return;
     filling.push_back(&unit);
     filling_bytes += unit.gradients.bytes();
@@ -86,12 +82,21 @@ struct Ddp : DataParallel {
     used = 0;
   }
 
+  // --unit-ms: a unit's backward takes at least that long, so that overlap can be seen on a busy machine.
+  void pace(bool backward) {
+    if (backward && unit_seconds > 0) {
+      dp.device().synchronize();
+      std::this_thread::sleep_for(std::chrono::duration<double>(unit_began + unit_seconds - seconds()));
+    }
+    unit_began = seconds();
+  }
+
   int64_t bucket_bytes, filling_bytes = 0;
   std::vector<Unit*> filling;    // units whose gradients wait for their bucket to be full
   std::vector<Bucket> buckets;
   size_t used = 0;               // buckets launched in this step
   Mode mode = Mode::overlap;
-  double unit_seconds = 0, unit_began = 0;  // a pace for backward, so that overlap can be seen on a busy machine
+  double unit_seconds = 0, unit_began = 0;
   cudaStream_t comm = nullptr;
 };
 

@@ -3,10 +3,11 @@
 //   x --f--> [Wq|Wk|Wv: some heads] -> attention of these heads -> [Wo: their columns] --g--> + x
 //   x --f--> [gate|up: some rows]   -> SwiGLU                   -> [down: their columns] --g--> + x
 //
-// A linear layer cut by rows (its outputs) gives each rank some features of every token. The next one, cut by columns
-// (its inputs), takes just these, and gives a partial sum of every output. So two layers need one sum, and what lies
-// between them (attention of whole heads, SwiGLU) stays local: column-parallel, then row-parallel in Megatron's words.
-//   f, into the pair:    forward nothing, backward all-reduce: each rank knows only its part of dx
+// Weights are (out, in) here. A linear layer cut by rows (its outputs) gives each rank some features of every token.
+// The next one, cut by columns (its inputs), takes just these, and gives a partial sum of every output. So two layers
+// need one sum, and what lies between them (attention of whole heads, SwiGLU) stays local. Megatron, whose weights are
+// (in, out), calls the first column-parallel and the second row-parallel.
+//   f, into the pair:    forward nothing, backward all-reduce: each rank has one term of the sum that is dx
 //   g, out of the pair:  forward all-reduce of the partial sums, backward nothing
 // The vocabulary is cut too. Embedding: a rank without a token's row gives zeros, and g sums. Head: f, then each rank
 // has the logits of V/t words, and the softmax needs three reductions of one number a token, never the logits.
@@ -14,7 +15,8 @@
 // Sent per rank, for the N tokens of a micro-batch and width D, in elements (to the byte below: chunks are uneven;
 // Megatron's papers write b s h for our N D):
 //   4 all-reduces of N D in each block: 8 N D (t-1)/t; 2 more for embedding and head: 4 N D (t-1)/t;
-//   the loss: 6 N (t-1)/t. Held: 1/t of all matrices; norms, and the stream between the pairs, whole on every rank.
+//   the loss: 6 N (t-1)/t. Printed below: ring(X) for the ring all-reduce of X elements, 2 X (t-1)/t.
+// Held: 1/t of all matrices; norms, and the stream between the pairs, whole on every rank.
 //                                                                                       notes/tensor_parallel.md
 #include "../src/formulas.h"
 #include "../src/lesson.h"

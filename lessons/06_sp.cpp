@@ -13,7 +13,8 @@
 // What is kept for backward is the shard, so the weight gradient gathers it once more: two all-gathers a block above
 // tensor parallelism. Sent per rank and micro-batch, in elements: 10 N D (t-1)/t for each block, 5 N D (t-1)/t for
 // embedding and head, 6 N (t-1)/t for the loss. A rank sees N/t tokens of each norm, so the norms' gradients are
-// summed once a step: 2 (2L+1) D (t-1)/t. Held: all activations 1/t.                   notes/sequence_parallel.md
+// summed once a step: 2 (2L+1) D (t-1)/t (below, ring(X) is the ring all-reduce of X elements, 2 X (t-1)/t).
+// Held: all activations 1/t.                                                             notes/sequence_parallel.md
 #include "../src/lesson.h"
 #include "05_tp.cpp"  // TensorParallel
 
@@ -37,7 +38,8 @@ struct SequenceParallel : TensorParallel {
     const int64_t N = partial[0], t = tp.size();
     if (N % t)
       throw LayoutError(format("sequence parallelism cuts the %lld tokens of a micro-batch between %lld ranks, and "
-                               "they do not divide; change --batch, --micro-batches or --seq", (long long)N, (long long)t));
+                               "they do not divide; change --batch, --micro-batches or --seq",
+                               (long long)N, (long long)t));
     resize(shard, N / t, partial[1]);
     tp.reduce_scatter<real>(shard, partial);
     return shard;
@@ -109,10 +111,11 @@ LESSON(sp, "Megatron's sequence parallelism: what tensor parallelism left whole 
   }
   const int64_t norms = (2 * L + 1) * B * all_reduce_sent(D, t, r);
   lesson.expect_sent("world", "all_gather", steps * (6 * L + 3) * B * tokens * D / t * (t - 1),
-                     "steps (6L + 3) B N D (t-1)/t");
+                     "steps sum over micro-batches of (6L + 3) B N D (t-1)/t");
   lesson.expect_sent("world", "reduce_scatter", steps * (4 * L + 2) * B * tokens * D / t * (t - 1),
-                     "steps (4L + 2) B N D (t-1)/t");
-  lesson.expect_sent("world", "all_reduce", steps * (norms + loss), "steps ((2L + 1) B ring(D) + 3 x 4 ring(N))");
+                     "steps sum over micro-batches of (4L + 2) B N D (t-1)/t");
+  lesson.expect_sent("world", "all_reduce", steps * (norms + loss),
+                     "steps ((2L + 1) B ring(D) + sum over micro-batches of 3 x 4 ring(N))");
   lesson.expect_calls("world", "all_gather", steps * parts * (6 * L + 3), "steps x micro-batches x (6L + 3)");
   lesson.expect_calls("world", "reduce_scatter", steps * parts * (4 * L + 2), "steps x micro-batches x (4L + 2)");
   lesson.expect_calls("world", "all_reduce", steps * (2 * L + 1 + 3 * parts), "steps x (2L + 1 + 3 x micro-batches)");

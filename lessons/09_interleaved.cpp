@@ -60,7 +60,7 @@ LESSON(interleaved, "interleaved 1F1B: several chunks of layers a rank, a smalle
   const int64_t steps = int64_t(lesson.steps().size()), m = lesson.options().micro_batches;
   const int64_t ND = int64_t(lesson.options().batch) * lesson.config().seq * lesson.config().dim;  // of all m together
   lesson.expect_sent("world", "send", steps * pipeline.sends() * int64_t(sizeof(real)) * ND,
-                     "steps x (neighbours of its v chunks) x B N D of each micro-batch");
+                     "steps x m x (neighbours of its v chunks) x B N D of a micro-batch");
   lesson.expect_calls("world", "send", steps * m * pipeline.sends(), "steps x m x (neighbours of its v chunks)");
   pipeline.expect(lesson);
   lesson.finish(adamw);

@@ -5,7 +5,8 @@
 //   gradients: [head]   [head+4]    [4+3]       [3+2]                    and one unit later they are freed
 //
 // Sent as in ZeRO-1: 2 Psi (d-1)/d. Gradients take B Psi/d, and at the peak the largest adjacent pair of units (without
-// overlap: the largest unit). Bytes per parameter: fp32 4 + 12/d, bf16 2 + 14/d.
+// overlap: the largest unit); a tied head's table more, which waits for the embedding's part. Bytes per parameter: fp32
+// 4 + 12/d, bf16 2 + 14/d.
 //
 // With m micro-batches there is a choice, and each has a price:
 //   --every 1  reduce after every micro-batch and add up the parts: (m + 1) Psi (d-1)/d sent;
@@ -159,10 +160,11 @@ LESSON(zero2, "ZeRO-2: gradients are divided too, as soon as backward has them",
   lesson.expect_peak(Memory::parameters, B * Psi, "B Psi");
   lesson.expect_peak(Memory::gradients, B * (Psi / d + zero2.most_whole(model.params(), m)),
                      k < m           ? "B (Psi/d + Psi)"
-                     : zero2.overlap ? "B (Psi/d + largest adjacent pair of units)"
-                                     : "B (Psi/d + largest unit)");
+                     : zero2.overlap ? "B (Psi/d + largest adjacent pair of units; a tied table more)"
+                                     : "B (Psi/d + largest unit; a tied table more)");
   lesson.expect_peak(Memory::optimizer, state * adamw.elements(), "8 or 12 bytes per parameter of the own parts");
-  lesson.expect_peak(Memory::communication, k > 1 ? B * largest / d : 0, "B largest unit/d, if sums are added up");
+  lesson.expect_peak(Memory::communication, k > 1 ? B * largest / d : 0,
+                     k > 1 ? "B largest unit/d: the part that is added" : "none, with one reduction a step");
   lesson.expect_activations(model);
   print_state_table(lesson, adamw, {.stage = 2, .ranks = d, .reduce_each = zero2.every}, (k + 1) * half);
   lesson.finish(adamw);

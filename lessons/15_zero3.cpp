@@ -7,7 +7,8 @@
 // Sent per rank and micro-batch: parameters for forward, again for backward, and the gradients: 3 Psi (d-1)/d, half as
 // much again as DDP. It does not depend on the batch: what travels are weights, and each rank computes whole layers
 // on its own samples. Bytes per parameter 16/d, and at the peak the largest adjacent pair of units, whole (without
-// prefetch: the largest unit). A tied head gathers the embedding's table once more each time.
+// prefetch: the largest unit). A tied head gathers the embedding's table once more each time, and
+// holds it beside the others.
 //
 // FSDP's options: --keep 1 keeps parameters from forward to backward (2 Psi, but all of them in memory; SHARD_GRAD_OP).
 // --shard s --replicate r divides only among s ranks (HYBRID_SHARD): the r groups all-reduce their Psi/s gradients
@@ -159,12 +160,15 @@ LESSON(zero3, "ZeRO-3 (FSDP): parameters are gathered just before their use", ze
                        "steps B sum of 2X - |c(r+1)| - |c(r+2)|, X = unit/s");
   lesson.expect_peak(Memory::parameters, B * (Psi / s + zero3.most_gathered(model.params())),
                      zero3.keep_parameters ? "B (Psi/d + Psi)"
-                     : zero3.prefetch      ? "B (Psi/d + largest adjacent pair of units)" : "B (Psi/d + largest unit)");
+                     : zero3.prefetch      ? "B (Psi/d + largest adjacent pair of units; a tied table more)"
+                                           : "B (Psi/d + largest unit; a tied table more)");
   lesson.expect_peak(Memory::gradients, B * (Psi / s + zero3.most_whole(model.params(), m)),
                      k < m            ? "B (Psi/d + Psi)"
-                     : zero3.prefetch ? "B (Psi/d + largest adjacent pair of units)" : "B (Psi/d + largest unit)");
+                     : zero3.prefetch ? "B (Psi/d + largest adjacent pair of units; a tied table more)"
+                                      : "B (Psi/d + largest unit; a tied table more)");
   lesson.expect_peak(Memory::optimizer, state * adamw.elements(), "8 or 12 bytes per parameter of the own parts");
-  lesson.expect_peak(Memory::communication, k > 1 ? B * largest / s : 0, "B largest unit/d, if sums are added up");
+  lesson.expect_peak(Memory::communication, k > 1 ? B * largest / s : 0,
+                     k > 1 ? "B largest unit/d: the part that is added" : "none, with one reduction a step");
   lesson.expect_activations(model);
   print_state_table(lesson, adamw, {.stage = 3, .ranks = s, .replicas = r, .reduce_each = zero3.every,
                                     .keep_parameters = zero3.keep_parameters}, gathered + reduced + replicated);

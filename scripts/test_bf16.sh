@@ -1,7 +1,7 @@
 #!/bin/bash
 # The same kernels and model with bf16 storage: against double loops, PyTorch, and one rank.
 set -u
-unset MAKEFLAGS MFLAGS  # the make that is started here has its own jobs
+unset MAKEFLAGS MAKELEVEL MFLAGS  # the make that is started here has its own jobs
 out=build/cpu-bf16-g++
 make PRECISION=bf16 DEVICE=cpu CXX=g++ all build-tests >/dev/null || { echo "FAIL bf16: the build"; exit 1; }
 tests=$("$out/test_all" --test-case='kernels*,device*,attention*,the model*,two runs*,micro-batches*,ranges*,peak bytes*' 2>&1)

@@ -17,5 +17,5 @@ case $variant in
 esac
 out=build/cpu-fp32-$compiler-$variant
 # What an outer make passes on (ARGS=, OUT of another build) does not concern this one.
-env -u MAKEFLAGS -u MAKEOVERRIDES -u MFLAGS make DEVICE=cpu PRECISION=fp32 CXX="$compiler" RINGTRON_SETUP_DONE=1 HAVE_MPI= \
+env -u MAKEFLAGS -u MAKELEVEL -u MAKEOVERRIDES -u MFLAGS make DEVICE=cpu PRECISION=fp32 CXX="$compiler" RINGTRON_SETUP_DONE=1 HAVE_MPI= \
   VARIANT=-$variant EXTRA="$flags" OPTIMIZE="$optimize" TESTS="$(printf 'tests/test_%s.cpp ' $tests)" "${@/#/$out/}"

@@ -92,6 +92,10 @@ void Lesson::start(AdamW& adamw) {
     if (wanted)
       throw LayoutError(format("%s needs a rank that holds the whole model%s, and here each of %d ranks holds a part; "
                                "leave it out", option, in_stages ? "" : " and optimizer", world_.size()));
+  const View view = model.parallel().view(options_.batch, c.seq);
+  if (world_.sum(view.last_sample - view.first_sample < options_.micro_batches) > 0)
+    throw LayoutError(format("--batch %d is too small: a rank has fewer samples of it than its --micro-batches %d; raise "
+                             "--batch, or use fewer of the %d ranks", options_.batch, options_.micro_batches, world_.size()));
   int chunks = 1;  // a chunk of a stage takes its share of the stage's time
   for (int unit = 0; unit < c.units(); ++unit) chunks = std::max(chunks, model.parallel().stage(unit) + 1);
   model.set_pace(1e-3 * options_.pace / chunks);
@@ -105,7 +109,8 @@ void Lesson::start(AdamW& adamw) {
     throw Error(format("--load %s is at step %lld already, and %s is %lld; raise %s to go on", options_.load.c_str(),
                        (long long)first_step_, name, (long long)options_.last_step(), name));
   }
-  if (world_.rank() == 0) peak_flops_ = measure_matmul_peak(device_);
+  world_.sum(0);
+  peak_flops_ = world_.sum(measure_matmul_peak(device_));  // of all ranks at once: they may share a machine
   print("%s: %s%s%s\n", name_.c_str(), device_.name().c_str(),
         world_.size() == 1 ? "" : format(", %d ranks as %s", world_.size(), under_mpiexec() ? "processes" : "threads").c_str(),
         link_text().c_str());
@@ -118,9 +123,8 @@ void Lesson::start(AdamW& adamw) {
   print("  batch   %d samples x %d tokens, %d micro-batch%s a rank, steps %lld to %lld\n", options_.batch, c.seq,
         options_.micro_batches, options_.micro_batches == 1 ? "" : "es", (long long)first_step_ + 1,
         (long long)options_.last_step());
-  print("  speed   matrix products reach %sFLOP/s here; a token needs %sFLOP\n", short_number(peak_flops_).c_str(),
-        short_number(c.flops_per_token()).c_str());
-  world_.sum(0);  // all ranks begin together; rank 0 was measuring
+  print("  speed   matrix products reach %sFLOP/s here%s; a token needs %sFLOP\n", short_number(peak_flops_).c_str(),
+        world_.size() == 1 ? "" : ", all ranks together", short_number(c.flops_per_token()).c_str());
   if (!options_.trace.empty()) device_.trace.start(world_.rank());
   device_.reset_peaks();
   device_.sent_to_host = device_.sent_from_host = 0;
@@ -163,7 +167,7 @@ void Lesson::log(int64_t step, double loss, double norm, Transformer& model) {
   const int left = int((now - started_) / double(done - first_step_) * double(options_.last_step() - done) + 0.5);
   print("  step %5lld/%lld  loss %.4f  norm %7.3f  lr %.2e  %8stok/s  %8sFLOP/s %3.0f %% of measured peak  %d:%02d left\n",
         (long long)done, (long long)options_.steps, loss, norm, learning_rate(step), short_number(rate).c_str(),
-        short_number(flops).c_str(), 100 * flops / (peak_flops_ * world_.size()), left / 60, left % 60);
+        short_number(flops).c_str(), 100 * flops / peak_flops_, left / 60, left % 60);
   logged_ = now;
   logged_step_ = done;
 }

@@ -76,7 +76,7 @@ class Lesson {
   World& world_;
   std::optional<Checkpoint> loaded_;
   int64_t first_step_ = 0;
-  double peak_flops_ = 0;          // measured matrix-product peak of this machine, FLOP/s
+  double peak_flops_ = 0;          // measured matrix-product peak of all ranks together, FLOP/s
   double started_ = 0, logged_ = 0, trained_ = 0;
   int64_t logged_step_ = 0;
   std::vector<double> rates_;      // tokens/s of each progress line

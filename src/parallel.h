@@ -41,7 +41,7 @@ struct Parallel {
     std::iota(all.positions.begin(), all.positions.end(), 0);
     return all;
   }
-  virtual Shard shard() const { return {}; }                   // which part of each unit is updated here  zero
+  virtual Shard shard() const { return {}; }                   // which part of each unit is updated here  dp, zero
   virtual Storage storage(Memory kind) const {                 // what is stored between uses: whole, or that part
     return kind == Memory::optimizer ? Storage::shard : Storage::whole;                      // zero2, zero3, offload
   }
@@ -79,6 +79,6 @@ struct Parallel {
   }
 
   // ---- once a step ----
-  virtual void finish_gradients(Transformer&) {}               // dp, ring, zero1; sp norms; tied weights
+  virtual void finish_gradients(Transformer&) {}               // all that replicate: dp, ring, ddp, zero, sp's norms; tied weights
   virtual void update(AdamW&, float lr, float gradient_scale); // dp, zero, offload, async_ps
 };

@@ -16,7 +16,7 @@ void print_state_table(Lesson& lesson, AdamW& adamw, const Textbook& book, int64
   auto row = [&](Memory kind, int64_t exact, double per_parameter, const std::string& formula) {
     lesson.print("  %-11s %13lld %13lld %13lld %13.0f   %s\n", memory_name(kind), (long long)device.peak(kind),
                  (long long)device.current(kind), (long long)exact, per_parameter * Psi, formula.c_str());
-    lesson.expect_stored(kind, exact, formula + ", padded");
+    lesson.expect_stored(kind, exact, formula + (kind == Memory::optimizer ? "" : ", padded"));
   };
   auto formula = [&](int each, bool divided) { return format(divided ? "%d Psi/d" : "%d Psi", each); };
   const bool off = book.offload;

@@ -58,12 +58,12 @@ static void check_ring(int n, int64_t X, bool positions) {
                "the previous one");
   check.likely(check.says("disagree"), "the chunk that rank r sends in a step must be the one that rank r+1 receives: send r-k, receive r-k-1; then r+1-k and r-k");
   check.likely(n > 2 && check.sent(0) > 2 * check.sent(1), "everything goes through rank 0, whose link carries (n-1) X each way: give every rank a chunk to sum");
-  check.likely(check.ran() && !check.wrong_values() && check.too_much_memory(), "a buffer of one chunk is enough: what arrives is added at once");
   check.likely(!check.wrong_values() && check.sent(0) > 2 * 4 * X && n > 1, "each chunk travels once per phase: 2 (n-1) messages of about X/n");
+  check.likely(check.ran() && !check.wrong_values() && check.too_much_memory(), "a buffer of one chunk is enough: what arrives is added at once");
   check.likely(play(rk, true, n - 1, gs, rk, 0), "the all-gather is missing: rank r has only the sum of chunk r+1");
   check.likely(play(rk, true, n - 2, gs, rk, n - 1), "one step of the reduce-scatter is missing: it takes n-1");
   check.likely(play(rk, true, n, gs, rk, n - 1), "a step too many: reduce-scatter takes n-1 steps, after that a chunk would be added twice");
-  check.likely(play(rk, false, n - 1, gs, rk, n - 1), "add what arrives to your chunk, do not overwrite it");
+  check.likely(play(rk, false, n - 1, gs, rk, n - 1), "add what arrives to your chunk, do not overwrite it; or, if you add it: the all-gather starts with chunk r+1, not r");
   check.likely(play([](int r, int) { return r; }, true, n - 1, gs, rk, n - 1),
                "in step k send chunk r-k, the one that has just been added to, not chunk r again");
   check.likely(play(rk, true, n - 1, [](int r, int) { return r; }, [](int r, int) { return r - 1; }, n - 1),

@@ -1,6 +1,6 @@
 #include "../harness/check.h"
 
-static const char* const kRule = "next = (rank + 1) mod n, previous = (rank - 1) mod n, both in 0 .. n-1";
+static const char* const kRule = "every rank has one next and one previous rank, in 0 .. n-1; the next of my previous is me";
 
 TEST_CASE("next and previous at 1, 2, 3, 4 and 8 ranks") {
   for (int n : {4, 1, 2, 3, 8}) {

@@ -23,7 +23,7 @@ std::string indented(const std::string& text, int lines) {
 }  // namespace
 
 void not_implemented(const char* slug, int lines) {
-  throw Error(format("%s%s (about %d lines)", kTodo, slug, lines));
+  throw Error(format("%s%s (about %d line%s)", kTodo, slug, lines, lines == 1 ? "" : "s"));
 }
 
 Session& session() {

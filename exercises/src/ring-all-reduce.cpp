@@ -11,6 +11,7 @@
 //   begin together, so that a send and a receive that wait for each other do not wait for ever;
 //   chunk(x, i, n) of exercises.h: chunk i of n, for any i. Chunks differ by an element where n does not divide X, and
 //   are empty where X < n: send and receive those too, it costs nothing.
+// Elements are x.data[i]: device memory is the CPU's here, and what a Group::Together began is done at its end.
 // Extra memory: one chunk. Sent by rank r: 2X - |c(r+1)| - |c(r+2)| elements, about 2 (n-1)/n X.
 #include "exercises.h"
 
