@@ -8,7 +8,7 @@
 // reduce-scatter and an all-gather, so the two halves of g and f just move to either side of the norm:
 //   into a cut region:    forward all-gather, backward reduce-scatter
 //   out of a cut region:  forward reduce-scatter, backward all-gather
-// Attention still sees all positions of a sample, with H/t heads. (Ulysses and ring attention cut the sequence there.)
+// Attention still sees all positions of a sample, with H/t heads. (Ring attention keeps the sequence cut there.)
 //
 // What is kept for backward is the shard, so the weight gradient gathers it once more: two all-gathers a block above
 // tensor parallelism. Sent per rank and micro-batch, in elements: 10 N D (t-1)/t for each block, 5 N D (t-1)/t for

@@ -9,8 +9,9 @@
 //   stage 1  ..F0F1f0b0--f1b1--B0--B1--
 //
 // The pipeline fills in (p-1) steps of a chunk, which take 1/v of a stage's time: bubble (p-1)/(v m) over ideal. The
-// price: p v - 1 boundaries instead of p - 1, so v times the bytes, and more stashed chunks:
-// 2(p-i-1) + (v-1)p + 1 on stage i, where 1F1B has (p-i) v; at stage 0 that is 1 + (p-1)/(pv) times as many.
+// price: p v - 1 boundaries instead of p - 1 (v times the bytes on a rank in the middle, 2v - 1 times on the first and
+// the last), and more stashed chunks: 2(p-i-1) + (v-1)p + 1 on stage i, where 1F1B has (p-i) v; at stage 0 that is
+// 1 + (p-1)/(pv) times as many.
 // Micro-batches go in groups of p, so p must divide m.                            notes/pipeline_parallel.md
 #include "../src/lesson.h"
 #include "../src/pipeline.h"

@@ -10,7 +10,8 @@
 //
 // With m micro-batches there is a choice, and each has a price:
 //   --every 1  reduce after every micro-batch and add up the parts: (m + 1) Psi (d-1)/d sent;
-//   --every 0  keep the whole gradients until the last one: 2 Psi (d-1)/d, and B Psi bytes as in ZeRO-1. notes/zero.md
+//   --every 0  keep the whole gradients until the last one: 2 Psi (d-1)/d, and B Psi bytes beside the shards.
+//                                                                                              notes/zero.md
 #if __INCLUDE_LEVEL__
 #pragma once
 #endif

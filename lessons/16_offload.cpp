@@ -1,8 +1,8 @@
 // 16_offload.cpp - ZeRO-Offload: gradients go down to host memory, AdamW runs there, parameters come back up.
 //
-//   GPU:   | B head   | B block L| ..  | B embed |  norm  |                           | next step
-//   link:             | head down| ..            |        |      | head up | L up | ..
-//   host:                                        |  norm  | AdamW head | L | ..
+//   GPU:   | B head   | B block L| ..  | B embed |                                            | next step
+//   link:             | head down| ..            | embed down |      |          | embed up | 1 up | ..
+//   host:                                                     | norm | AdamW embed  | 1 | ..
 //
 // Divided as in ZeRO-2: each rank's host holds its 1/d. On the GPU stay the parameters, B Psi, and the gradients of
 // the units at work: none between steps, and no optimizer state at all. Host memory per rank: 16 Psi/d (gradients,
@@ -99,7 +99,7 @@ LESSON(offload, "ZeRO-Offload: optimizer state and update in host memory", offlo
   lesson.expect_peak(Memory::parameters, B * Psi, "B Psi");
   lesson.expect_peak(Memory::gradients, B * offload.most_whole(model.params(), m, d),
                      k < m ? "B (Psi + head/d), or below a small head more"
-                           : "B (largest adjacent pair of units, and 1/d of the first)");
+                           : "B (largest adjacent pair of units, and 1/d of the first; a tied table more)");
   lesson.expect_peak(Memory::optimizer, 0, "nothing");
   lesson.expect_peak(Memory::communication, 0, "nothing");
   lesson.expect_peak(Memory::host, 2 * B * Psi / d + state * adamw.elements() + (k > 1 ? B * largest / d : 0),
