@@ -90,6 +90,9 @@ void Check::end_of_run(int status) {
   if (status == 0) return;
   kind_ = says(kTodo) ? Kind::todo
           : says("deadlock:") || says(" waits for it") || says("timeout:") ? Kind::deadlock : Kind::wrong;
+  if (kind_ != Kind::todo) return;
+  const size_t from = failure_.find(kTodo), end = failure_.find(')', from);  // without what the ranks were doing
+  failure_ = failure_.substr(from, end == std::string::npos ? end : end + 1 - from);
 }
 
 void Check::run(const std::function<void(Rank&)>& body) {
