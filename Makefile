@@ -17,6 +17,7 @@ DEVICE ?= auto
 PRECISION ?= fp32
 ARGS ?=
 DEPS ?=
+comma := ,
 
 # ---- what is here --------------------------------------------------------------------------------------------
 # The one list of Debian packages: package, and the header or program that shows it is installed.
@@ -88,7 +89,7 @@ ifeq ($(COMM),nccl)
 CXXFLAGS += -DRINGTRON_NCCL -isystem $(NCCL_HOME)/include
 NCCL_LIBRARY := $(firstword $(wildcard $(NCCL_HOME)/lib64/libnccl.so $(NCCL_HOME)/lib/libnccl.so \
   $(NCCL_HOME)/lib/libnccl.so.2 $(NCCL_HOME)/lib/*/libnccl.so))
-LDLIBS += $(or $(NCCL_LIBRARY),-lnccl) $(NCCL_LIBRARY:%=-Wl,-rpath,$(dir %))
+LDLIBS += $(or $(NCCL_LIBRARY),-lnccl) $(if $(NCCL_LIBRARY),-Wl$(comma)-rpath$(comma)$(dir $(NCCL_LIBRARY)))
 endif
 
 SOURCES := $(wildcard src/*.cpp) $(if $(filter cpu,$(DEVICE)),$(wildcard src/sim/*.cpp)) \
@@ -128,7 +129,7 @@ setup:           ## install the missing Debian packages
 
 # With packages missing, every other target first installs them and then starts over, so that one command does it.
 ifneq ($(if $(RINGTRON_SETUP_DONE),$(NEEDED),$(MISSING)),)
-all run test bench estimate grid roofline test-faults test-sanitize test-checked hangs scaling collectives memory schedules deep-mlp gpu-check notes notes-check corpus $(STAGES:%=run-%): setup
+all run test bench estimate grid roofline test-faults test-sanitize test-checked hangs scaling collectives memory schedules deep-mlp notes notes-check corpus $(STAGES:%=run-%): setup
 	@$(MAKE) RINGTRON_SETUP_DONE=1 $@
 else
 
@@ -197,9 +198,11 @@ notes: all $(OUT)/notes_check        ## run the commands in the notes and write 
 notes-check: all $(OUT)/notes_check  ## run the commands in the notes and compare with what is written
 	@$(OUT)/notes_check
 
+endif
+
+# Installs nothing: a machine with a GPU may have no network.
 gpu-check:       ## on a machine with a GPU: build, test, compare with the reference, measure (4 minutes)
 	@DEPS="$(DEPS)" CUDA_HOME="$(CUDA_HOME)" scripts/gpu_check.sh
-endif
 
 clean:           ## remove what was built
 	rm -rf build out
@@ -243,5 +246,4 @@ $(OUT)/bench $(OUT)/bench_zero $(OUT)/notes_check $(OUT)/mpi_nccl $(OUT)/bench_a
 $(OUT)/tests/test_sim_contract.o $(OUT)/tests/test_nccl_contract.o: CXXFLAGS := $(CUDA_HOME:%=-I%/include) $(CXXFLAGS)
 $(OUT)/tests/test_%.o: CXXFLAGS += -O1
 
-comma := ,
 -include $(shell find $(OUT) -name '*.d' 2>/dev/null)

@@ -27,11 +27,11 @@ skip() { echo "== $1: skipped, $2"; rows+=("$1|skipped|0 s|$2"); }
 
 nvidia-smi -L || echo "no GPU is visible: what follows will fail"
 make info DEVICE=cuda DEPS="${DEPS:-}"
-build() { make -j"$(nproc)" DEVICE=cuda DEPS="${DEPS:-}" "$@"; }
+build=(make -j"$(nproc)" DEVICE=cuda DEPS="${DEPS:-}")
 if ! { [ -f lessons/corpus.txt ]; }; then echo "lessons/corpus.txt is missing"; fi
 
-row build-fp32 150 build COMM=host all build-tests build-bench
-row build-bf16 150 build PRECISION=bf16 COMM=host all build-tests build-bench
+row build-fp32 150 "${build[@]}" COMM=host all build-tests build-bench
+row build-bf16 150 "${build[@]}" PRECISION=bf16 COMM=host all build-tests build-bench
 fp32=build/cuda-fp32-g++-host bf16=build/cuda-bf16-g++-host
 row kernels-fp32 60 "$fp32/test_all" --test-case='kernels*,device*,attention*'
 row kernels-bf16 60 "$bf16/test_all" --test-case='kernels*,device*,attention*'
@@ -45,7 +45,7 @@ for lesson in "$fp32"/[0-9][0-9]_*; do  # ranks are threads that share the GPU
   case $name in *.*|01_single) continue ;; esac
   row "$name" 60 "$lesson" --threads 4
 done
-if build COMM=nccl all > "$log/nccl-build" 2>&1; then
+if "${build[@]}" COMM=nccl all > "$log/nccl-build" 2>&1; then
   for lesson in build/cuda-fp32-g++/[0-9][0-9]_*; do
     name=$(basename "$lesson")
     case $name in *.*|01_single) continue ;; esac

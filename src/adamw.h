@@ -32,6 +32,7 @@ class AdamW {
     return all;
   }
   void refresh_masters();    // after weights were set from outside
+  bool on_host() const { return on_host_; }
   Transformer& model() { return model_; }
 
  private:

@@ -151,7 +151,8 @@ void save_checkpoint(const std::string& folder, AdamW& adamw, int64_t step) {
     }
   each_state(adamw, [&](const std::string& name, float* data, const Param& p) {
     std::vector<float> values(p.local_size());
-    model.device().download(values.data(), data, p.local_size());
+    if (adamw.on_host()) std::copy_n(data, p.local_size(), values.data());
+    else model.device().download(values.data(), data, p.local_size());
     state.tensors[name] = HostTensor::from_floats(shape_of(p), values);
   });
   try {
@@ -210,12 +211,18 @@ int64_t restore(const Checkpoint& from, AdamW& adamw) {
     for (Param& p : unit.params)
       model.params().set_weight(p, tensor_of(from.weights, weights, p.name, shape_of(p)).to_floats());
   adamw.refresh_masters();
+  auto put = [&](float* data, const std::vector<float>& values) {
+    if (adamw.on_host()) std::copy(values.begin(), values.end(), data);
+    else model.device().upload(data, values.data(), int64_t(values.size()));
+  };
+  each_state(adamw, [&](const std::string& name, float* data, const Param& p) {  // fp32 weights: masters need no rounding
+    if (name.starts_with("master.")) put(data, tensor_of(from.weights, weights, p.name, shape_of(p)).to_floats());
+  });
   if (from.step < 0) return 0;  // weights from elsewhere: a fresh start with them
 
   each_state(adamw, [&](const std::string& name, float* data, const Param& p) {
     if (name.starts_with("master.") && !from.state.tensors.count(name)) return;  // saved by an fp32 run: made above
-    const std::vector<float> values = tensor_of(from.state, state, name, shape_of(p)).to_floats();
-    model.device().upload(data, values.data(), p.local_size());
+    put(data, tensor_of(from.state, state, name, shape_of(p)).to_floats());
   });
   adamw.set_steps(from.step);
   return from.step;

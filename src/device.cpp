@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <algorithm>
+#include <exception>
 #include <type_traits>
 
 #include "../kernels/kernels.h"
@@ -47,9 +48,15 @@ Device::Device(int index) : index_(index) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   CUBLAS_CHECK(cublasCreate(&blas_));
   CUBLAS_CHECK(cublasSetStream(blas_, stream_));
+  // bf16 products add up in float to the end, also where a long sum is cut into parts.
+  CUBLAS_CHECK(cublasSetMathMode(
+      blas_, cublasMath_t(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
 }
 
 Device::~Device() {
+#ifdef RINGTRON_NCCL
+  if (std::uncaught_exceptions()) return;  // a call that others will not join may still be running; the process ends
+#endif
   cudaStreamSynchronize(stream_);
   for (auto& [bytes, blocks] : free_)
     for (void* block : blocks) cudaFree(block);
@@ -69,6 +76,18 @@ std::string Device::name() const {
 
 void Device::synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream_)); }
 
+// Blocks are kept for their size. When memory runs out, those of other sizes go. (cudaFree waits for their last use.)
+bool Device::free_and_allocate(void** data, int64_t bytes) {
+  cudaGetLastError();
+  for (auto& [size, blocks] : free_) {
+    for (void* block : blocks) cudaFree(block);
+    blocks.clear();
+  }
+  if (cudaMalloc(data, bytes) == cudaSuccess) return true;
+  cudaGetLastError();
+  return false;
+}
+
 void* Device::take(Memory kind, int64_t bytes) {
   void* data = nullptr;
   if (bytes == 0) return data;
@@ -81,8 +100,7 @@ void* Device::take(Memory kind, int64_t bytes) {
     cudaGetLastError();
     throw Error(format("out of page-locked host memory: %lld bytes wanted, with %.1f MB in use; use a smaller model",
                        (long long)bytes, current(Memory::host) / 1e6));
-  } else if (!on_host && cudaMalloc(&data, bytes) != cudaSuccess) {
-    cudaGetLastError();
+  } else if (!on_host && cudaMalloc(&data, bytes) != cudaSuccess && !free_and_allocate(&data, bytes)) {
     throw Error(format("out of GPU memory: %lld bytes of %s wanted, with %.1f MB of parameters, %.1f MB of "
                        "activations in use; use a smaller --batch, or more --micro-batches",
                        (long long)bytes, memory_name(kind), current(Memory::parameters) / 1e6,

@@ -88,6 +88,7 @@ class Device {
  private:
   template <class T> friend class BufferOf;
   void* take(Memory kind, int64_t bytes);
+  bool free_and_allocate(void** data, int64_t bytes);
   void give_back(Memory kind, void* data, int64_t bytes);
   void copy_linked(void* to, const void* from, int64_t bytes, bool to_device, cudaStream_t stream);
   void copy(void* to, const void* from, int64_t bytes, bool to_device);

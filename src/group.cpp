@@ -42,7 +42,12 @@ Group::Group(ncclComm_t comm, const std::string& name, Device& device, bool cont
 #endif
 }
 
-Group::~Group() { ncclCommDestroy(comm_); }
+Group::~Group() {
+#ifdef RINGTRON_NCCL
+  if (std::uncaught_exceptions()) return;  // it would wait for ranks that do not come; the process is about to end
+#endif
+  ncclCommDestroy(comm_);
+}
 
 std::unique_ptr<Group> Group::split(int color, int key, const std::string& name) const {
   ncclComm_t comm = nullptr;

@@ -13,6 +13,7 @@
 
 #include "formulas.h"
 #include "random.h"
+#include "sim/nccl/world.h"
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -195,7 +196,10 @@ void Lesson::finish(AdamW& adamw) {
   for (const Traffic& row : world_.traffic())  // nothing may travel that no formula spoke of
     if (row.sent && !traffic_expected_.count(row.group + " " + row.operation))
       costs_.push_back({"sent by " + row.operation + " in " + row.group, "nothing", row.sent, 0});
-  if (!options_.save.empty() && world_.rank() == 0) save_checkpoint(options_.save, adamw, options_.last_step());
+  if (!options_.save.empty() && world_.rank() == 0) {
+    sim::Busy writing;  // the others wait for as long as it takes
+    save_checkpoint(options_.save, adamw, options_.last_step());
+  }
   if (!options_.save.empty()) print("  saved   %s\n", options_.save.c_str());
   double last = 0;
   const int window = int(std::min<size_t>(10, mine_.losses.size()));

@@ -34,9 +34,9 @@ std::vector<Param> Params::describe(const ModelConfig& c) {
   return all;
 }
 
-float Params::initial_value(const Param& p, uint64_t seed, int64_t global_index) {
+float Params::initial_value(const Param& p, uint64_t seed, uint64_t name, int64_t global_index) {
   if (p.vector) return 1;
-  return 0.02f * random_normal(seed, hash_name(p.name), uint64_t(global_index));  // Hugging Face's initializer_range
+  return 0.02f * random_normal(seed, name, uint64_t(global_index));  // Hugging Face's initializer_range
 }
 
 Params::Params(const ModelConfig& config, Parallel& parallel, Device& device, uint64_t seed) : config_(config), device_(device) {
@@ -79,9 +79,11 @@ Params::Params(const ModelConfig& config, Parallel& parallel, Device& device, ui
     // Only what is stored is made, so that a rank never holds a whole model that it will not keep.
     const int64_t from = unit.weights ? 0 : unit.begin(), to = unit.weights ? unit.padded : unit.end();
     std::vector<real> values(to - from, real(0.f));
-    for (const Param& p : unit.params)
+    for (const Param& p : unit.params) {
+      const uint64_t name = hash_name(p.name);
       for (int64_t i = std::max(from, p.offset); i < std::min(to, p.offset + p.local_size()); ++i)
-        values[i - from] = real(initial_value(p, seed, p.global_index(i - p.offset)));
+        values[i - from] = real(initial_value(p, seed, name, p.global_index(i - p.offset)));
+    }
     device.upload(unit.weights ? unit.weights.data : unit.weight_shard.data, values.data(), to - from);
     if (parallel.storage(Memory::optimizer) == Storage::shard_on_host) {  // the host updates its own copy of the shard
       unit.weight_shard = device.allocate<real>(Memory::host, {unit.share()});

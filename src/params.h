@@ -96,7 +96,7 @@ class Params {
   // Every parameter of the whole model, in order, whatever is here: names and global shapes.
   static std::vector<Param> describe(const ModelConfig&);
   // The initial value of one element: a pure function of (seed, name, global index), the same in every layout.
-  static float initial_value(const Param&, uint64_t seed, int64_t global_index);
+  static float initial_value(const Param&, uint64_t seed, uint64_t name, int64_t global_index);
 
   // Host copies of this rank's piece; set_weight takes the values of the whole parameter.
   std::vector<float> weight_to_host(const Param&);

@@ -316,6 +316,9 @@ void Pipeline::run(Transformer& model, const std::vector<MicroBatch>& parts) {
       if (op.kind == Op::backward_weight) model.backward_weights(first, last, part);
       if (out) ready[Key{gradient, chunk + (gradient ? -1 : 1), op.micro_batch}] = std::move(out);
     }
+#ifdef RINGTRON_CUDA
+    device.synchronize();  // a launch returns at once; what is timed here is the work
+#endif
     ran.push_back({op, start, seconds()});
     int stash = 0;
     for (int c = 0; c < v_; ++c) stash += model.stashed(std::max(1, first_unit(c)));

@@ -15,7 +15,8 @@ std::vector<MicroBatch> micro_batches(Device& device, const GlobalBatch& batch, 
                        samples, batch.samples, count));
   std::vector<MicroBatch> parts;
   for (int m = 0; m < count; ++m) {
-    const int first = view.first_sample + samples * m / count, last = view.first_sample + samples * (m + 1) / count;
+    const int first = view.first_sample + int(int64_t(samples) * m / count);
+    const int last = view.first_sample + int(int64_t(samples) * (m + 1) / count);
     std::vector<int> tokens, targets;
     for (int sample = first; sample < last; ++sample)
       for (int position : view.positions) {

@@ -358,6 +358,25 @@ TEST_CASE("nccl: a rank that waits too long fails and says for whom") {
   CHECK(out.says("rank 1: computing"));
 }
 
+TEST_CASE("nccl: nobody times out on a rank that says it is busy, and an exception without a text is a failure") {
+  sim::WorldOptions options;
+  options.timeout_s = 0.4;
+  const auto body = [](int rank, Problems&) {
+    ncclComm_t comm = world_comm("tp");
+    float x = 1;
+    if (rank == 1) {
+      sim::Busy writing;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    }
+    ok(ncclAllReduce(&x, &x, 1, ncclFloat, ncclSum, comm, nullptr));
+  };
+  check_good(run(3, body, options));
+  const auto out = run(2, [](int rank, Problems&) { if (rank == 1) throw std::runtime_error(""); }, options);
+  CAPTURE(out.text);
+  CHECK(out.status != 0);
+  CHECK(out.says("rank 1 threw: an exception without a text"));
+}
+
 TEST_CASE("nccl: a world can start after one that failed, and ids can be made before it starts") {
   run(2, [](int, Problems&) { throw std::runtime_error("first"); });
   ncclUniqueId id;

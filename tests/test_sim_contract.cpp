@@ -139,6 +139,7 @@ SAME_VALUE(CUBLAS_OP_T);
 SAME_VALUE(CUBLAS_COMPUTE_32F);
 SAME_VALUE(CUBLAS_GEMM_DEFAULT);
 SAME_VALUE(CUBLAS_DEFAULT_MATH);
+SAME_VALUE(CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
 static_assert(cudaStreamDefault == theirs::stream_default);
 static_assert(cudaStreamNonBlocking == theirs::stream_non_blocking);
 static_assert(cudaEventDefault == theirs::event_default);

@@ -33,6 +33,7 @@ struct RankState {
   std::atomic<int64_t> polled{0};     // when it last looked for messages and found none
   std::atomic<bool> blocked{false};   // it waits, and its own thread cannot issue another call meanwhile
   std::atomic<int64_t> left{0};       // when its body ended; 0: it is alive
+  std::atomic<bool> busy{false};      // it works alone on purpose (see Busy in world.h): nobody times out meanwhile
   std::atomic<uint64_t> joining{0};   // see meet() in nccl.cpp
   int64_t out_free = 0, in_free = 0;  // simulated link: when the ports are free again (Board::ports)
 

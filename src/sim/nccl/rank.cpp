@@ -179,7 +179,10 @@ void Rank::watch(int64_t since, const Header* joining) {
   guard.unlock();
   if (!missing.empty()) fail(ncclRemoteError, missing);
   if (board->deadlocked(now)) fail(ncclInvalidUsage, board->deadlock_text());
-  if (quiet > timeout_s_ * 1e9) {
+  bool busy = false;
+  for (int r = 0; r < size(); r++) busy |= board->rank[r].busy && !board->rank[r].left;
+  if (busy) mine.activity = now;
+  if (!busy && quiet > timeout_s_ * 1e9) {
     char text[200];
     snprintf(text, sizeof(text),
              "timeout: nothing has moved on rank %d for %.1f s; look for the rank that is behind, and raise --timeout "

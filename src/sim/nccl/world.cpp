@@ -18,6 +18,8 @@ int world_rank() { return this_rank()->id(); }
 int world_size() { return this_rank()->size(); }
 std::vector<TrafficRow> traffic() { return this_rank()->traffic(); }
 void reset_traffic() { this_rank()->reset_traffic(); }
+Busy::Busy() { this_rank()->board->rank[world_rank()].busy = true; }
+Busy::~Busy() { this_rank()->board->rank[world_rank()].busy = false; }
 
 namespace {
 
@@ -74,22 +76,33 @@ std::pair<int, std::string> live(std::unique_ptr<Transport> transport, const Wor
   set_this_rank(std::make_shared<Rank>(std::move(transport), world.board, world.options.timeout_s));
   int status = 1;
   std::string thrown;
+  bool threw = false;
   try {
     status = body(me);
     // Work in streams belongs to the rank's life. (Its error is on the board.)
     (void)cudaDeviceSynchronize();
     board.leave(me, "it returned " + std::to_string(status));
   } catch (const std::exception& e) {
-    thrown = e.what();
+    threw = true;
+    thrown = *e.what() ? e.what() : "an exception without a text";
   } catch (...) {
+    threw = true;
     thrown = "something that is no std::exception";
   }
-  if (!thrown.empty()) {
+  if (threw) {
     const bool echo = board.failed == 2 && thrown.find(board.error) != std::string::npos;
     thrown = echo ? "" : name + " threw: " + thrown;
     if (!echo && board.fail(me, ncclRemoteError, thrown + "; what every rank is doing:" + board.report()))
       thrown = "";
     board.leave(me, echo ? "it stopped with the others" : "it threw");
+#ifdef RINGTRON_NCCL
+    if (world.rank < 0) {  // threads: others may wait inside NCCL, which does not look at the board (run_mpi aborts)
+      while (board.failed != 2) pause_ms(1);
+      print(world, board.error);
+      fflush(nullptr);
+      _exit(1);
+    }
+#endif
   }
   if (board.has_failed() && status == 0) status = 1;
   set_this_rank(nullptr);

@@ -26,7 +26,8 @@ struct WorldOptions {
 // Runs body(rank) on n threads. Returns 0 only if every body returned 0 and no rank failed: throwing, calling
 // exit, disagreeing with a peer, waiting for a rank that has returned, all ranks waiting for each other. Then
 // all ranks stop: their NCCL calls return an error and ncclGetLastError() says who did what. Distinct errors
-// are printed once. One world at a time.
+// are printed once. One world at a time. With the real NCCL, a rank that throws ends the process; NCCL itself does not
+// find calls that disagree, and waits.
 int run_threads(int n, const WorldOptions& options, const std::function<int(int rank)>& body);
 
 #ifdef HAVE_MPI
@@ -45,6 +46,14 @@ int world_size();
 // Control traffic for bootstrapping, e.g. to pass an ncclUniqueId around. All ranks of the world call it.
 // Throws std::runtime_error.
 void broadcast_bytes(void* data, size_t bytes, int root);
+
+// While one lives, this rank does something long on its own, such as writing a file: whoever waits for it does not time
+// out.
+struct Busy {
+  Busy();
+  ~Busy();
+  Busy(const Busy&) = delete;
+};
 
 // ---- the ledger: what this rank put on the wire ----
 
