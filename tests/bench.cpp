@@ -171,7 +171,7 @@ struct BucketsOfAMegabyte : Ddp {
 }  // namespace
 
 // bench [part of a name]: only those figures.
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   const std::string only = argc > 1 ? argv[1] : "";
   auto wanted = [&](const std::string& name) { return name.find(only) != std::string::npos; };
   if (wanted("matmul")) {
@@ -202,4 +202,7 @@ int main(int argc, char** argv) {
   if (wanted("tp/inflation")) inflation<TensorParallel>("tp", middle, 8, 2, "<=1.25");
   if (wanted("sp/inflation")) inflation<SequenceParallel>("sp", middle, 8, 2, "-");
 #endif
+} catch (const std::exception& wrong) {
+  std::fprintf(stderr, "bench: %s\n", wrong.what());
+  return 1;
 }
