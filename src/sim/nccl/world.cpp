@@ -39,6 +39,15 @@ void print(const World& world, const std::string& text) {
 
 void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
+#ifdef HAVE_MPI
+// mpiexec forwards what ranks print, and at an abort drops what it has not read yet.
+void abort_all() {
+  fflush(nullptr);
+  pause_ms(200);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+#endif
+
 // exit() inside a body is a failure of the world, whatever its status: mpiexec and main() would report
 // success.
 void on_exit_called() {
@@ -55,7 +64,7 @@ void on_exit_called() {
   for (int i = 0; i < 200 && !world->board->all_left(rank); i++) pause_ms(10);  // others clean up
   fflush(nullptr);
 #ifdef HAVE_MPI
-  if (world->rank >= 0) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (world->rank >= 0) abort_all();
 #endif
   _exit(1);
 }
@@ -173,7 +182,7 @@ int run_mpi(int* argc, char*** argv, const WorldOptions& options, const std::fun
   MPI_Comm_size(node, &node_size);
   if (provided < MPI_THREAD_SERIALIZED || node_size != size) {
     print(world, "needs MPI_THREAD_SERIALIZED, and all ranks on one machine");
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    abort_all();
   }
   // Rank 0 owns the memory of the board; a window keeps it until MPI_Finalize.
   MPI_Win window;
@@ -205,8 +214,7 @@ int run_mpi(int* argc, char*** argv, const WorldOptions& options, const std::fun
     // One ends them all, and gives the others time to say what they have to say.
     const bool mine = board.culprit == world.rank;
     for (int i = 0; i < (mine ? 100 : 300) && !(mine && board.all_left()); i++) pause_ms(10);
-    if (mine) pause_ms(50);
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    abort_all();
     _exit(1);
   }
   running = nullptr;
