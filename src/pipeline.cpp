@@ -383,6 +383,14 @@ int64_t Pipeline::peak_workspace(const std::vector<int>& samples) const {
 
 void Pipeline::expect(Lesson& lesson) const {
   const int64_t B = sizeof(real), Psi = parameters(), m = lesson.options().micro_batches, batch = lesson.options().batch;
+  const int64_t steps = int64_t(lesson.steps().size());
+  // A chunk in the middle sends an activation down and a gradient up for each micro-batch; the model's first and last
+  // chunk send one of them.
+  const int64_t ND = batch * config_.seq * config_.dim;  // of all m together
+  const std::string neighbours = v_ > 1 ? "(neighbours of its v chunks)" : "(neighbours)";
+  lesson.expect_sent("world", "send", steps * sends() * B * ND,
+                     "steps x m x " + neighbours + " x B N D of a micro-batch");
+  lesson.expect_calls("world", "send", steps * m * sends(), "steps x m x " + neighbours);
   lesson.expect_state(B * Psi, B * Psi, (B == 4 ? 8 : 12) * Psi);
   std::vector<int> samples;
   for (int64_t i = 0; i < m; ++i) samples.push_back(int(batch * (i + 1) / m - batch * i / m));
@@ -390,7 +398,7 @@ void Pipeline::expect(Lesson& lesson) const {
                      "stash x (L_i blocks, head) + what waits at the boundaries");
   lesson.expect_peak(Memory::workspace, peak_workspace(samples), "a block's backward + postponed weight halves + losses");
   if (embedding_) {
-    const int64_t X = int64_t(config_.vocab) * config_.dim, steps = int64_t(lesson.steps().size());
+    const int64_t X = int64_t(config_.vocab) * config_.dim;
     const int64_t r = embedding_->rank(), sent = 2 * X - (X / 2 + ((r + 1) % 2 < X % 2)) - (X / 2 + (r % 2 < X % 2));
     lesson.expect_sent("embedding", "all_reduce", steps * B * sent, "first and last stage: steps B V D");
   } else if (config_.tied && pp_.size() > 1) {
